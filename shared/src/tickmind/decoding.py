@@ -1,0 +1,224 @@
+"""From the bytes of a message to checked decisions, and to what must be rejected. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from tickmind.clean import clean_text
+from tickmind.errors import InvalidMessage
+from tickmind.messages import (
+    MAX_BODY_BYTES,
+    Decision,
+    RecallEnvelope,
+    RecallQuery,
+    TickEnvelope,
+)
+
+__all__ = [
+    "DecodedRecall",
+    "DecodedTick",
+    "Rejected",
+    "alone",
+    "decode_recall",
+    "decode_tick",
+    "explain",
+    "parse_json",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Input that breaks its contract. `body`: what to show and to retry, JSON where it was JSON."""
+
+    reason: str
+    detail: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedTick:
+    """One tick.ended message: its sound decisions, and the others with why."""
+
+    world: str
+    tick: int
+    time: datetime | None
+    decisions: tuple[Decision, ...]
+    rejected: tuple[Rejected, ...] = ()
+    nul_removed: int = 0
+    surrogates_replaced: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedRecall:
+    """One recall request. `queries` in its order; an InvalidMessage stands where one was bad."""
+
+    options: RecallEnvelope
+    queries: tuple[RecallQuery | InvalidMessage, ...]
+
+
+class _NotANumber:
+    """Stands for NaN or Infinity, which JSON does not have, until its decision is rejected."""
+
+
+_NOT_A_NUMBER: Final = _NotANumber()
+#: strict=False: a raw control character inside a string is cleaned later, not a reason to lose
+#: the tick.
+_DECODER: Final = json.JSONDecoder(parse_constant=lambda _: _NOT_A_NUMBER, strict=False)
+
+_DECISION: Final = TypeAdapter(Decision)
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+@dataclass(slots=True)
+class _Cleaning:
+    nul_removed: int = 0
+    surrogates_replaced: int = 0
+
+    def text(self, text: str) -> str:
+        cleaned = clean_text(text)
+        self.nul_removed += cleaned.nul_removed
+        self.surrogates_replaced += cleaned.surrogates_replaced
+        return cleaned.text
+
+    def tree(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.tree(item) for item in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.tree(item) for key, item in value.items()}
+        return value
+
+
+def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
+    """The JSON value in `body`, with NUL removed and lone surrogates replaced in every string.
+
+    Raises InvalidMessage for what is not UTF-8 JSON of at most MAX_BODY_BYTES.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        msg = f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES} are taken: split the tick"
+        raise InvalidMessage(msg)
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        msg = f"the body is not UTF-8 (byte {exc.start}): send JSON in UTF-8"
+        raise InvalidMessage(msg) from exc
+    try:
+        value = _DECODER.decode(text.removeprefix("\ufeff"))
+    except RecursionError as exc:
+        msg = "the body is nested too deeply to be a message"
+        raise InvalidMessage(msg) from exc
+    except ValueError as exc:
+        msg = f"the body is not JSON: {exc}"
+        raise InvalidMessage(msg) from exc
+    # Strict UTF-8 holds no surrogate: only an escape, or a raw NUL, can bring in either.
+    if "\\u" in text or "\x00" in text:
+        return (cleaning or _Cleaning()).tree(value)
+    return value
+
+
+def _holds_no_number(value: Any) -> bool:
+    if value is _NOT_A_NUMBER:
+        return True
+    if isinstance(value, list):
+        return any(_holds_no_number(item) for item in value)
+    if isinstance(value, dict):
+        return any(_holds_no_number(item) for item in value.values())
+    return False
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON can say it again: NaN and Infinity become their names."""
+    if value is _NOT_A_NUMBER:
+        return "NaN"
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def explain(exc: ValidationError, *, at_most: int = 3) -> str:
+    """A validation error in one line: which field, what was expected."""
+    parts = []
+    for error in exc.errors(include_url=False, include_input=False)[:at_most]:
+        where = ".".join(str(step) for step in error["loc"]) or "message"
+        parts.append(f"{where}: {error['msg']}")
+    more = exc.error_count() - at_most
+    return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _check(validate: Callable[[Any], _Model], value: Any) -> _Model:
+    try:
+        return validate(value)
+    except ValidationError as exc:
+        raise InvalidMessage(explain(exc)) from exc
+
+
+def decode_tick(body: bytes) -> DecodedTick:
+    """Check a tick.ended body. Raises InvalidMessage where the message as a whole is unusable."""
+    cleaning = _Cleaning()
+    value = parse_json(body, cleaning)
+    envelope = _check(TickEnvelope.model_validate, value)
+    suspicious = b"NaN" in body or b"Infinity" in body
+    decisions: list[Decision] = []
+    rejected: list[Rejected] = []
+    for raw in envelope.decisions:
+        try:
+            if suspicious and _holds_no_number(raw):
+                msg = "holds NaN or Infinity, which JSON does not have"
+                raise InvalidMessage(msg)
+            decisions.append(_check(_DECISION.validate_python, raw))
+        except InvalidMessage as exc:
+            rejected.append(
+                Rejected(reason=exc.reason, detail=str(exc), body=_alone(envelope, raw))
+            )
+    return DecodedTick(
+        world=envelope.world,
+        tick=envelope.tick,
+        time=envelope.time,
+        decisions=tuple(decisions),
+        rejected=tuple(rejected),
+        nul_removed=cleaning.nul_removed,
+        surrogates_replaced=cleaning.surrogates_replaced,
+    )
+
+
+def _alone(envelope: TickEnvelope, raw: Any) -> bytes:
+    """The one decision as a message of its own, ready to be mended and published again."""
+    message = {
+        "world": envelope.world,
+        "tick": envelope.tick,
+        "time": envelope.time.isoformat() if envelope.time else None,
+        "decisions": [_plain(raw)],
+    }
+    return json.dumps(message, ensure_ascii=False).encode()
+
+
+def alone(tick: DecodedTick, decision: Decision) -> bytes:
+    """A sound decision of a tick as a message of its own."""
+    message = {
+        "world": tick.world,
+        "tick": tick.tick,
+        "time": tick.time.isoformat() if tick.time else None,
+        "decisions": [decision.model_dump(exclude_none=True)],
+    }
+    return json.dumps(message, ensure_ascii=False).encode()
+
+
+def decode_recall(body: bytes) -> DecodedRecall:
+    """Check a recall request. Raises InvalidMessage where the request as a whole is unusable."""
+    options = _check(RecallEnvelope.model_validate, parse_json(body))
+    queries: list[RecallQuery | InvalidMessage] = []
+    for raw in options.queries:
+        try:
+            queries.append(_check(RecallQuery.model_validate, raw))
+        except InvalidMessage as exc:
+            queries.append(exc)
+    return DecodedRecall(options=options, queries=tuple(queries))

@@ -1,0 +1,56 @@
+"""Identity of an event: however often it is delivered, it is one memory. Pure."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import Any
+
+__all__ = ["KEY_BYTES", "content_hash", "event_key", "hearer_key", "reject_key"]
+
+#: 128 bits: by the birthday bound, 10^12 events collide with probability 1.5e-15.
+KEY_BYTES = 16
+
+_FIELD = b"\x00"  # names hold no NUL (removed on decoding), so fields cannot run together
+
+
+def _digest(*parts: bytes) -> bytes:
+    return blake2b(_FIELD.join(parts), digest_size=KEY_BYTES).digest()
+
+
+def canonical(decision: dict[str, Any]) -> bytes:
+    """The known fields of a decision that are set, as JSON with sorted keys.
+
+    Absent and null are the same, so that a field added to the contract later changes no key.
+    """
+    return json.dumps(
+        decision, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    ).encode()
+
+
+def event_key(
+    world: str, tick: int, agent: str, *, event_id: str | None, decision: bytes, ordinal: int
+) -> bytes:
+    """Key of the acting agent's memory: by `event_id` if given, else by what was decided.
+
+    `decision`: `canonical` form; `ordinal`: 0 for the first of identical decisions in a message.
+    """
+    where = (world.encode(), b"%d" % tick, agent.encode())
+    if event_id is not None:
+        return _digest(b"id", *where, event_id.encode())
+    return _digest(b"as", *where, b"%d" % ordinal, decision)
+
+
+def hearer_key(spoken: bytes, hearer: str) -> bytes:
+    """Key of a hearer's own memory of what was said."""
+    return _digest(b"heard", spoken, hearer.encode())
+
+
+def content_hash(text: str) -> bytes:
+    """Key under which a text is embedded once per space, whoever remembers it."""
+    return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+
+
+def reject_key(reason: str, body: bytes) -> bytes:
+    """Key of a refused input, so that its redelivery is counted and not kept twice."""
+    return _digest(reason.encode(), body)

@@ -1,0 +1,80 @@
+"""What a memory is, inside the program. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "MAX_TICK",
+    "Kind",
+    "Memory",
+    "Ranking",
+    "Scored",
+    "Watermarks",
+    "Weights",
+]
+
+#: Highest tick a world can reach: PostgreSQL's bigint.
+MAX_TICK = 2**63 - 1
+
+#: What sort of memory it is; a policy may name others.
+Kind = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """One remembered text of one agent, as the recorder stores it (no vector, no id yet).
+
+    `event_key`: 16 bytes, unique within the agent; the same event always gives the same key.
+    `importance`: 1..10. `speaker`: who said it, where the agent only heard it.
+    """
+
+    world: str
+    agent: str
+    tick: int
+    kind: Kind
+    content: str
+    importance: int
+    event_key: bytes
+    is_core: bool = False
+    speaker: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """One recalled memory with why it came back.
+
+    `score` is the composite the order follows; `relevance` in [-1, 1], `recency` in (0, 1].
+    """
+
+    id: int
+    tick: int
+    kind: Kind
+    content: str
+    importance: int
+    score: float
+    relevance: float
+    recency: float
+    is_core: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How much each term counts in a blended score; each finite and >= 0."""
+
+    relevance: float = 1.0
+    recency: float = 0.2
+    importance: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """How far a world's memory reaches: highest tick recorded, and highest tick up to which
+    every memory is embedded (or parked). None: nothing yet."""
+
+    recorded: int | None = None
+    embedded: int | None = None
+
+
+Ranking = Literal["relevance", "blended"]

@@ -1,0 +1,137 @@
+"""How memories are ranked: the formulas, in numpy. What the SQL computes is tested against this.
+
+Relevance, recency and importance summed under weights are the retrieval function of Park et al.
+2023, "Generative Agents: Interactive Simulacra of Human Behavior", section 4.1. Where we differ:
+recency has a half-life in the world's own ticks (theirs: 0.995 per game hour since the last
+retrieval); importance is on its fixed scale, a tenth of it; and no term is stretched over what a
+query happens to find (theirs: min-max), so a score means the same in every query. Relevance is a
+cosine of centred vectors, since models like e5 squeeze raw cosines into .8 to .93.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickmind.errors import ConfigurationError
+from tickmind.memory import Weights
+
+__all__ = ["MAX_HALF_LIVES", "NO_RELEVANCE", "blended", "rank", "recency", "relevance"]
+
+Scores = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+#: Relevance of a vector without a direction (zero, or zero once centred): the least there is.
+NO_RELEVANCE = -1.0
+
+#: Recency stops falling after so many half-lives. 2^-1022 is the smallest normal float64; beyond
+#: it PostgreSQL's power() raises "underflow" where numpy gives 0. SQL needs the same LEAST.
+MAX_HALF_LIVES = 1022.0
+
+# Keeps the sum of three weighted terms a finite float64.
+_LARGEST_WEIGHT = 1e307
+
+# Rows taken at once: 4096 x 1536 float64 are 50 MB, whatever the agent's size.
+_BLOCK_ROWS = 4096
+
+
+def blended(
+    relevance: Scores, recency: Scores, importance: NDArray[np.number], weights: Weights
+) -> Scores:
+    """w_rel * relevance + w_rec * recency + w_imp * importance / 10.
+
+    All (n,): relevance in [-1, 1], recency in (0, 1], importance in 1..10. Returns (n,) float64,
+    finite for finite terms, rising in each term. Raises ConfigurationError for a weight that is
+    negative, not finite, or so large that the sum would not be.
+    """
+    for name in ("relevance", "recency", "importance"):
+        weight = getattr(weights, name)
+        if not 0 <= weight <= _LARGEST_WEIGHT:  # NaN is not either
+            raise ConfigurationError(
+                f"the weight of {name} must be between 0 and {_LARGEST_WEIGHT:.0e}, it is {weight}"
+            )
+    # Summed in this order everywhere: float addition is not associative.
+    return (
+        weights.relevance * np.asarray(relevance, dtype=np.float64)
+        + weights.recency * np.asarray(recency, dtype=np.float64)
+        + weights.importance * (np.asarray(importance, dtype=np.float64) / 10.0)
+    )
+
+
+def recency(ticks: Integers | Sequence[int], now: int, half_life_ticks: float) -> Scores:
+    """2^(-max(0, now - tick) / half_life_ticks): 1 now, a half after one half-life, never 0.
+
+    `ticks`: (n,) int64; `now`: any int64. A memory dated after `now` counts as of now (never more
+    than 1). Raises ConfigurationError unless half_life_ticks is finite and > 0.
+    """
+    if not (math.isfinite(half_life_ticks) and half_life_ticks > 0):
+        raise ConfigurationError(
+            f"half_life_ticks must be finite and greater than 0, it is {half_life_ticks}"
+        )
+    then = np.asarray(ticks, dtype=np.int64)
+    present = np.int64(now)
+    # In uint64 the difference of two int64 is exact wherever it is positive; elsewhere it is 0.
+    difference = present.astype(np.uint64) - then.astype(np.uint64)
+    elapsed = np.where(then < present, difference, np.uint64(0))
+    with np.errstate(over="ignore"):  # a tiny half-life may give inf, which the cap takes
+        half_lives = elapsed.astype(np.float64) / half_life_ticks
+    return np.exp2(-np.minimum(half_lives, MAX_HALF_LIVES))
+
+
+def relevance(
+    vectors: NDArray[np.floating], query: NDArray[np.floating], mean: NDArray[np.floating] | None
+) -> Scores:
+    """Cosine of (vector - mean) and (query - mean), per row; of the raw vectors without a mean.
+
+    `vectors`: (n, d); `query`, `mean`: (d,); of any length. Returns (n,) float64 in [-1, 1],
+    always finite: what has no direction (zero, zero once centred, or not finite) has
+    NO_RELEVANCE, and so has everything where that is the query.
+    """
+    centre = np.zeros(query.shape) if mean is None else np.asarray(mean, dtype=np.float64)
+    scores = np.full(len(vectors), NO_RELEVANCE)
+    direction, usable = _directions(query[np.newaxis, :], centre)
+    if not usable[0]:
+        return scores
+    for first in range(0, len(vectors), _BLOCK_ROWS):
+        rows, usable = _directions(vectors[first : first + _BLOCK_ROWS], centre)
+        # Not `rows @ direction`: BLAS may sum the rows of one product in different orders, and
+        # equal vectors must score equally wherever they stand.
+        cosines = np.clip((rows * direction).sum(axis=1), -1.0, 1.0)
+        scores[first : first + _BLOCK_ROWS] = np.where(usable, cosines, NO_RELEVANCE)
+    return scores
+
+
+def _directions(
+    rows: NDArray[np.floating], centre: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
+    """Rows - centre at unit length, (n, d) float64, and which of them have a direction at all;
+    the others are zeros."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        centred = np.ascontiguousarray(rows, dtype=np.float64) - centre
+        largest = np.abs(centred).max(axis=1, initial=0.0)
+    usable = np.isfinite(largest) & (largest > 0)
+    # Scaled by the largest component first, so that no square over- or underflows.
+    scaled = (
+        np.where(usable[:, np.newaxis], centred, 0.0)
+        / np.where(usable, largest, 1.0)[:, np.newaxis]
+    )
+    norms = np.linalg.norm(scaled, axis=1)
+    return scaled / np.where(usable, norms, 1.0)[:, np.newaxis], usable
+
+
+def rank(
+    scores: Scores, ticks: Integers | Sequence[int], ids: Integers | Sequence[int], k: int
+) -> NDArray[np.intp]:
+    """Indices of the best `k`: by score, then the newer tick, then the higher id.
+
+    All (n,); ids differ, so the order is total and the same with any input order. A score that
+    is NaN comes last.
+    """
+    known = np.where(np.isnan(scores), -np.inf, scores)
+    # lexsort rises and its last key counts most; read backwards it falls, with no negation that
+    # could overflow.
+    rising = np.lexsort((np.asarray(ids, dtype=np.int64), np.asarray(ticks, dtype=np.int64), known))
+    return rising[::-1][: max(k, 0)]
