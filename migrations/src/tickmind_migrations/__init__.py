@@ -1,0 +1,119 @@
+"""Brings a database to the newest schema. Safe to start any number of times at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from tickmind.database import Database, pgvector_version, server_version
+from tickmind.errors import ConfigurationError
+from tickmind.schema import SCHEMA_VERSION
+from tickmind.settings import DatabaseSettings
+
+__all__ = ["config", "upgrade"]
+
+#: Key of the session advisory lock: "tickmind" as big-endian bytes, so that it is nobody else's.
+LOCK_KEY = int.from_bytes(b"tickmind", "big")
+
+#: A migration that cannot get its locks gives up instead of queueing every service behind it.
+LOCK_TIMEOUT_S = 10
+#: Longest single statement; index builds on large tables are made CONCURRENTLY and exempt.
+STATEMENT_TIMEOUT_S = 600
+#: Longest wait for another migrator.
+WAIT_S = 300
+
+
+def config(connection: Connection) -> Config:
+    """Alembic's configuration for one open connection."""
+    cfg = Config()
+    cfg.set_main_option("script_location", str(Path(__file__).parent))
+    cfg.attributes["connection"] = connection
+    return cfg
+
+
+def _ensure_extension(connection: Connection) -> None:
+    """pgvector installed, new enough; ConfigurationError with what to type where it cannot be."""
+    if pgvector_version(connection) is None:
+        try:
+            connection.exec_driver_sql("CREATE EXTENSION IF NOT EXISTS vector")
+            connection.commit()
+        except DBAPIError as exc:
+            connection.rollback()
+            if pgvector_version(connection) is not None:  # another migrator was faster
+                return
+            code = getattr(exc.orig, "sqlstate", None)
+            if code == "42501":
+                msg = (
+                    "this role may not create the pgvector extension: have a superuser run"
+                    " CREATE EXTENSION vector; in this database once, then migrate again"
+                )
+            elif code in ("0A000", "58P01"):
+                msg = (
+                    "this PostgreSQL server does not have pgvector: install the package"
+                    " postgresql-<version>-pgvector there, then migrate again"
+                )
+            else:
+                raise
+            raise ConfigurationError(msg) from exc
+    version = pgvector_version(connection)
+    if version is not None and version < (0, 7):
+        found = ".".join(map(str, version))
+        msg = f"pgvector {found} is too old: 0.7 or newer is needed (ALTER EXTENSION vector UPDATE)"
+        raise ConfigurationError(msg)
+
+
+def _upgrade(connection: Connection, report: Callable[[str], None]) -> None:
+    if server_version(connection) < 150000:
+        msg = "PostgreSQL 15 or newer is needed"
+        raise ConfigurationError(msg)
+    connection.exec_driver_sql(f"SET statement_timeout = '{WAIT_S}s'")
+    try:
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK_KEY})
+    except DBAPIError as exc:
+        if getattr(exc.orig, "sqlstate", None) == "57014":
+            msg = f"another migration has held the lock for {WAIT_S} s: see what it waits for"
+            raise ConfigurationError(msg) from exc
+        raise
+    connection.exec_driver_sql(f"SET statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
+    connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    connection.commit()
+    try:
+        _ensure_extension(connection)
+        before = MigrationContext.configure(connection).get_current_revision()
+        connection.commit()
+        if before is not None and before > SCHEMA_VERSION:
+            report(f"the schema is at {before}, newer than this release's {SCHEMA_VERSION}: kept")
+            return
+        command.upgrade(config(connection), SCHEMA_VERSION)
+        connection.commit()
+        report(
+            f"the schema was at {SCHEMA_VERSION} already"
+            if before == SCHEMA_VERSION
+            else f"the schema went from {before or 'nothing'} to {SCHEMA_VERSION}"
+        )
+    finally:
+        connection.rollback()
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
+        connection.commit()
+
+
+async def upgrade(settings: DatabaseSettings, report: Callable[[str], None]) -> None:
+    """Migrate to the newest schema. Raises ConfigurationError; the driver's errors pass through.
+
+    Needs a direct connection: the advisory lock belongs to a session, which PgBouncer in
+    transaction mode does not keep.
+    """
+    database = Database(settings, application="tickmind-migrate", vectors=False)
+    try:
+        async with database.engine.connect() as connection:
+            await connection.run_sync(_upgrade, report)
+    finally:
+        # asyncpg closes in the background; shielded, so that Ctrl-C leaves nothing half open.
+        await asyncio.shield(database.dispose())

@@ -1,0 +1,253 @@
+"""The way to PostgreSQL: one engine a process, sessions that read and sessions that write."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+from pgvector.asyncpg import register_vector
+from sqlalchemy import URL, Connection, event, make_url, text
+from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from tickmind.errors import ConfigurationError, TransientError
+from tickmind.schema import SCHEMA_VERSION
+from tickmind.settings import DatabaseSettings, tls_context
+
+__all__ = [
+    "Database",
+    "DatabaseUnavailable",
+    "is_transient",
+    "pgvector_version",
+    "schema_fault",
+    "server_version",
+    "sqlstate",
+]
+
+
+class DatabaseUnavailable(TransientError):
+    """PostgreSQL cannot be reached, or is not able to serve this now."""
+
+    reason = "database"
+
+
+# SQLSTATE classes and codes that another try may cure (PostgreSQL documentation, appendix A):
+# 08 connection, 40 rollback and deadlock, 53 out of resources, 57P0x shutting down,
+# 55P03 lock not available, 25006 a node that became read-only, 57014 cancelled.
+_TRANSIENT_CLASSES = ("08", "40", "53", "57P0")
+_TRANSIENT_CODES = frozenset({"25006", "55P03", "57014"})
+
+
+def sqlstate(exc: BaseException) -> str | None:
+    """SQLSTATE of a driver's error, where it has one."""
+    orig = getattr(exc, "orig", exc)
+    code = getattr(orig, "sqlstate", None)
+    return code if isinstance(code, str) else None
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether the same statement may succeed later."""
+    if isinstance(exc, PoolTimeout | OSError | TimeoutError | DatabaseUnavailable):
+        return True
+    code = sqlstate(exc)
+    if code is not None:
+        return code.startswith(_TRANSIENT_CLASSES) or code in _TRANSIENT_CODES
+    if not isinstance(exc, DBAPIError):
+        return False
+    if isinstance(exc.orig.__cause__ if exc.orig else None, asyncpg.DataError):
+        return False  # a parameter that does not fit its type
+    return exc.connection_invalidated or isinstance(exc, InterfaceError | OperationalError)
+
+
+def _tls(mode: str, ca_file: Any) -> ssl.SSLContext | str:
+    """libpq's sslmode for asyncpg: its own words for the lax ones, a context with a CA."""
+    if mode in ("disable", "prefer") or (mode == "require" and ca_file is None):
+        return mode
+    context = tls_context(ca_file, "TICKMIND_DATABASE_CA_FILE")
+    context.check_hostname = mode == "verify-full"
+    return context
+
+
+def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
+    """SQLAlchemy URL and asyncpg arguments. Raises ConfigurationError."""
+    mode, ca_file = settings.database_sslmode, settings.database_ca_file
+    if settings.database_url is None:
+        password = settings.database_password
+        url = URL.create(
+            "postgresql+asyncpg",
+            username=settings.database_user,
+            password=password.get_secret_value() if password else None,
+            host=settings.database_host.removeprefix("[").removesuffix("]"),
+            port=settings.database_port,
+            database=settings.database_name,
+        )
+    else:
+        try:
+            url = make_url(settings.database_url.get_secret_value())
+        except (ArgumentError, ValueError):  # the cause would print the password
+            msg = "TICKMIND_DATABASE_URL must look like postgresql://user:password@host:5432/name"
+            raise ConfigurationError(msg) from None
+        if url.get_backend_name() not in ("postgresql", "postgres"):
+            msg = "TICKMIND_DATABASE_URL must begin with postgresql://"
+            raise ConfigurationError(msg)
+        url = url.set(drivername="postgresql+asyncpg")
+    arguments: dict[str, Any] = {}
+    query = dict(url.query)
+    given_mode = query.pop("sslmode", mode)
+    given_ca = query.pop("sslrootcert", ca_file)
+    socket_dir = query.pop("host", None)
+    if query:
+        msg = f"TICKMIND_DATABASE_URL: unknown parameter {', '.join(sorted(query))}"
+        raise ConfigurationError(msg)
+    url = url.set(query={})
+    host = str(socket_dir or url.host or "localhost")
+    if host.startswith("/"):
+        arguments["host"] = host
+        url = url.set(host=None)
+        given_mode = "disable"  # a Unix socket knows no TLS
+    arguments["ssl"] = _tls(str(given_mode), given_ca)
+    return url, arguments
+
+
+class Database:
+    """One pool of connections. Nothing connects before the first session.
+
+    `application`: the name shown in pg_stat_activity. `vectors`: whether the halfvec codec is
+    wanted (the recorder and the migrations do without).
+    """
+
+    def __init__(
+        self, settings: DatabaseSettings, *, application: str, vectors: bool = True
+    ) -> None:
+        url, arguments = _address(settings)
+        if settings.database_pgbouncer:
+            # In transaction mode the next statement may run on another server connection: keep
+            # no prepared statement, and give each a name of its own.
+            arguments |= {
+                "statement_cache_size": 0,
+                "prepared_statement_cache_size": 0,
+                "prepared_statement_name_func": lambda: f"tickmind_{uuid4().hex}",
+            }
+        else:
+            arguments["server_settings"] = {"application_name": application}
+        arguments |= {"timeout": 10.0, "command_timeout": None}
+        self.engine: AsyncEngine = create_async_engine(
+            url,
+            connect_args=arguments,
+            pool_size=settings.database_pool_size,
+            max_overflow=0,
+            pool_timeout=settings.database_pool_timeout_s,
+            pool_use_lifo=True,
+        )
+        event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
+        if vectors:
+            event.listen(self.engine.sync_engine, "connect", _register_vectors)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncSession]:
+        """One transaction: committed at the end, rolled back on any exception.
+
+        Raises DatabaseUnavailable for what may pass; other errors as they are.
+        """
+        async with self._session() as session, session.begin():
+            yield session
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncSession]:
+        """Single statements, each its own transaction (no BEGIN to wait for), nothing to commit.
+
+        Raises DatabaseUnavailable for what may pass; other errors as they are.
+        """
+        async with self._session(isolation_level="AUTOCOMMIT") as session:
+            yield session
+
+    @asynccontextmanager
+    async def _session(self, **options: Any) -> AsyncIterator[AsyncSession]:
+        bind = self.engine.execution_options(**options) if options else self.engine
+        try:
+            async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
+                yield session
+        except (SQLAlchemyError, OSError, TimeoutError) as exc:
+            if is_transient(exc):
+                msg = f"PostgreSQL is not able to serve this now ({_brief(exc)})"
+                raise DatabaseUnavailable(msg) from exc
+            raise
+
+    async def check(self) -> str | None:
+        """What keeps the database from being used, in one sentence; None: nothing does."""
+        try:
+            async with self.reading() as session:
+                connection = await session.connection()
+                return await connection.run_sync(schema_fault)
+        except DatabaseUnavailable as exc:
+            return str(exc)
+
+    async def dispose(self) -> None:
+        await self.engine.dispose()
+
+
+def _brief(exc: BaseException) -> str:
+    """The cause in a line, without the statement and its parameters (texts are private)."""
+    orig = getattr(exc, "orig", None) or exc
+    return f"{type(orig).__name__}: {str(orig).splitlines()[0] if str(orig) else 'no details'}"
+
+
+def _register_vectors(dbapi_connection: Any, _record: Any) -> None:
+    dbapi_connection.run_async(_register)
+
+
+async def _register(connection: Any) -> None:
+    schema = await connection.fetchval(
+        "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
+        " WHERE e.extname = 'vector'"
+    )
+    if schema is not None:  # absent before the first migration
+        await register_vector(connection, schema=schema)
+
+
+def _drop_read_only(context: ExceptionContext) -> None:
+    """A session stuck on a node that became read-only is closed, so that the pool moves on."""
+    original = context.original_exception
+    if sqlstate(original) == "25006":
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = True
+
+
+def server_version(connection: Connection) -> int:
+    """PostgreSQL's version as a number, 150000 for 15.0."""
+    return int(connection.exec_driver_sql("SHOW server_version_num").scalar_one())
+
+
+def pgvector_version(connection: Connection) -> tuple[int, ...] | None:
+    """The extension's version in this database; None: not installed."""
+    found = connection.execute(
+        text("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
+    ).scalar_one_or_none()
+    return tuple(int(part) for part in found.split(".")) if found else None
+
+
+def schema_fault(connection: Connection) -> str | None:
+    """Why the schema cannot be used, in one sentence; None: it can."""
+    exists = connection.execute(text("SELECT to_regclass('alembic_version')")).scalar_one()
+    found = (
+        connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+        if exists
+        else None
+    )
+    if found is None:
+        return "the database has no tickmind schema yet: run tickmind migrate"
+    if found < SCHEMA_VERSION:
+        return f"the schema is at {found}, {SCHEMA_VERSION} is needed: run tickmind migrate"
+    return None

@@ -1,0 +1,219 @@
+"""Settings from the environment: prefix TICKMIND_, and from files for what is secret.
+
+`TICKMIND_X_FILE=/run/secrets/x` gives TICKMIND_X the content of that file. A server is named by
+a URL, or by parts, so that no password needs encoding.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from tickmind.errors import ConfigurationError
+
+__all__ = [
+    "PREFIX",
+    "BrokerSettings",
+    "DatabaseSettings",
+    "EmbeddingSettings",
+    "HealthSettings",
+    "Settings",
+    "load",
+]
+
+PREFIX = "TICKMIND_"
+
+
+class _FilesSource(PydanticBaseSettingsSource):
+    """TICKMIND_<FIELD>_FILE: the value stands in that file, surrounding white space cut."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        variable = f"{PREFIX}{field_name.upper()}_FILE"
+        path = os.environ.get(variable)
+        # A setting may itself end in _file: its own variable is then no pointer to a secret.
+        if path is None or f"{field_name}_file" in self.settings_cls.model_fields:
+            return None, field_name, False
+        if f"{PREFIX}{field_name.upper()}" in os.environ:
+            msg = f"{variable} and {variable.removesuffix('_FILE')} are both set: keep one"
+            raise ConfigurationError(msg)
+        try:
+            return Path(path).read_text(encoding="utf-8").strip(), field_name, False
+        except (OSError, UnicodeDecodeError) as exc:
+            msg = f"{variable} names {path}, which cannot be read: {exc}"
+            raise ConfigurationError(msg) from exc
+
+    def __call__(self) -> dict[str, Any]:
+        found = {}
+        for name, field in self.settings_cls.model_fields.items():
+            value, key, _ = self.get_field_value(field, name)
+            if value is not None:
+                found[key] = value
+        return found
+
+
+class Settings(BaseSettings):
+    """Root of all settings: frozen, from TICKMIND_ variables and files."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _FilesSource(settings_cls)
+
+
+class DatabaseSettings(Settings):
+    """PostgreSQL 15 or newer with pgvector 0.7 or newer."""
+
+    database_url: SecretStr | None = Field(
+        None, description="postgresql://user:password@host:5432/name?sslmode=...; or the parts"
+    )
+    database_host: str = Field("localhost", description="host name, address or socket directory")
+    database_port: Annotated[int, Field(ge=1, le=65535)] = 5432
+    database_user: str = "tickmind"
+    database_password: SecretStr | None = None
+    database_name: str = "tickmind"
+    database_sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = Field(
+        "prefer", description="as libpq's sslmode"
+    )
+    database_ca_file: Path | None = Field(None, description="PEM file of the CA to trust")
+    database_pool_size: Annotated[int, Field(ge=1, le=1000)] = Field(
+        5, description="connections this process keeps"
+    )
+    database_pool_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="longest wait for a free connection"
+    )
+    database_pgbouncer: bool = Field(
+        False, description="true behind PgBouncer in transaction mode: no statement is kept"
+    )
+
+
+class BrokerSettings(Settings):
+    """RabbitMQ 3.10 to 4.x."""
+
+    amqp_url: SecretStr | None = Field(
+        None, description="amqp(s)://user:password@host:5672/vhost; or the parts"
+    )
+    amqp_host: str = "localhost"
+    amqp_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="default 5672, with TLS 5671"
+    )
+    amqp_user: str = "guest"
+    amqp_password: SecretStr = SecretStr("guest")
+    amqp_vhost: str = "/"
+    amqp_tls: bool = False
+    amqp_ca_file: Path | None = Field(None, description="PEM file of the CA to trust")
+
+    def broker_url(self) -> str:
+        """The amqp URL, parts encoded."""
+        if self.amqp_url is not None:
+            url = self.amqp_url.get_secret_value()
+            if not url.startswith(("amqp://", "amqps://")):
+                msg = "TICKMIND_AMQP_URL must begin with amqp:// or amqps://"
+                raise ConfigurationError(msg)
+            return url
+        vhost = "/" if self.amqp_vhost == "/" else "/" + quote(self.amqp_vhost, safe="")
+        user = quote(self.amqp_user, safe="")
+        password = quote(self.amqp_password.get_secret_value(), safe="")
+        host = self.amqp_host.removeprefix("[").removesuffix("]")
+        host = f"[{host}]" if ":" in host else host
+        scheme, port = ("amqps", 5671) if self.amqp_tls else ("amqp", 5672)
+        return f"{scheme}://{user}:{password}@{host}:{self.amqp_port or port}{vhost}"
+
+    def broker_tls(self) -> ssl.SSLContext | None:
+        """TLS context for amqps, with the own CA where one is named; None for plain amqp."""
+        if not self.broker_url().startswith("amqps://"):
+            return None
+        return tls_context(self.amqp_ca_file, "TICKMIND_AMQP_CA_FILE")
+
+
+def tls_context(ca_file: Path | None, variable: str) -> ssl.SSLContext:
+    """A verifying context. Raises ConfigurationError where the CA cannot be read."""
+    try:
+        return ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as exc:
+        msg = f"{variable} names {ca_file}, which is not a readable PEM certificate: {exc}"
+        raise ConfigurationError(msg) from exc
+
+
+class EmbeddingSettings(Settings):
+    """Which embedding space, and who computes its vectors."""
+
+    embedding_provider: Literal["openai", "hash"] = Field(
+        "openai",
+        description="openai: any OpenAI-compatible endpoint; hash: made-up vectors for load tests",
+    )
+    embedding_base_url: str = Field(
+        "https://generativelanguage.googleapis.com/v1beta/openai/",
+        description="OpenAI-compatible endpoint, up to and without /embeddings",
+    )
+    embedding_api_key: SecretStr = Field(SecretStr(""), description="sent as a bearer token")
+    embedding_model: str = "gemini-embedding-001"
+    embedding_dimensions: Annotated[int, Field(ge=1, le=1536)] = Field(
+        1536, description="width kept; wider vectors are cut to it and renormalised"
+    )
+    embedding_send_dimensions: bool = Field(
+        False, description="ask the provider for this width (not every one takes the field)"
+    )
+    embedding_encoding_format: Literal["float", "base64", "omit"] = "float"
+    embedding_document_prefix: str = Field("", description='put before a memory, e.g. "passage: "')
+    embedding_query_prefix: str = Field("", description='put before an observation, "query: "')
+    embedding_max_inputs: Annotated[int, Field(ge=1, le=2048)] = Field(
+        100, description="most texts in one request (Gemini takes 100)"
+    )
+    embedding_max_chars: Annotated[int, Field(ge=16)] = Field(
+        4000, description="longer texts are embedded in overlapping pieces of this many characters"
+    )
+    embedding_overlap_chars: Annotated[int, Field(ge=0)] = 200
+    embedding_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+
+    @field_validator("embedding_api_key")
+    @classmethod
+    def _one_line(cls, key: SecretStr) -> SecretStr:
+        trimmed = key.get_secret_value().strip()
+        if not trimmed.isprintable():
+            msg = "holds a line break or a control character inside: paste the key alone"
+            raise ValueError(msg)
+        return SecretStr(trimmed)
+
+
+class HealthSettings(Settings):
+    """Where /livez, /readyz and /metrics are served."""
+
+    health_host: str = "0.0.0.0"
+    health_port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="0: any free one")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "text"] = "json"
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(settings: type[S], **overrides: Any) -> S:
+    """Settings from the environment. Raises ConfigurationError: one sentence per wrong variable,
+    never with the value of a secret."""
+    try:
+        return settings(**overrides)
+    except ValidationError as exc:
+        faults = []
+        for error in exc.errors(include_url=False, include_input=False):
+            name = PREFIX + "_".join(str(step) for step in error["loc"][:1]).upper()
+            faults.append(f"{name}: {error['msg']}")
+        raise ConfigurationError("; ".join(faults)) from exc

@@ -1,0 +1,274 @@
+"""What a person wants to see: counts, gaps, rejects, parked texts, the audit of the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+__all__ = [
+    "Audit",
+    "Gap",
+    "ParkedText",
+    "RejectedInput",
+    "WorldStatus",
+    "audit",
+    "drop_parked",
+    "drop_rejects",
+    "gaps",
+    "parked_texts",
+    "rejects",
+    "retry_parked",
+    "world_statuses",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldStatus:
+    """One world in numbers. `kinds`: memories by kind; `parked`: pending memories given up on."""
+
+    world: str
+    agents: int
+    kinds: dict[str, int]
+    pending: int
+    parked: int
+    rejects: int
+    first_tick: int | None
+    last_tick: int | None
+
+
+_WORLDS = text("""
+    SELECT w.name,
+           (SELECT count(*) FROM agent a WHERE a.world_id = w.id) AS agents,
+           (SELECT count(*) FROM pending_embedding p WHERE p.world_id = w.id AND NOT p.parked
+            AND p.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
+           ) AS pending,
+           (SELECT count(*) FROM pending_embedding p
+            WHERE p.world_id = w.id AND p.parked) AS parked,
+           (SELECT count(*) FROM reject r WHERE r.world = w.name) AS rejects,
+           (SELECT min(tick) FROM tick_receipt r WHERE r.world_id = w.id) AS first_tick,
+           (SELECT max(tick) FROM tick_receipt r WHERE r.world_id = w.id) AS last_tick
+    FROM world w WHERE CAST(:world AS text) IS NULL OR w.name = :world
+    ORDER BY w.name
+""")
+_KINDS = text("""
+    SELECT w.name, m.kind, count(*) AS memories
+    FROM world w JOIN agent a ON a.world_id = w.id JOIN memory m ON m.agent_id = a.id
+    WHERE CAST(:world AS text) IS NULL OR w.name = :world
+    GROUP BY w.name, m.kind ORDER BY w.name, m.kind
+""")
+
+
+async def world_statuses(session: AsyncSession, world: str | None = None) -> list[WorldStatus]:
+    """Every world, or the one named, by name."""
+    kinds: dict[str, dict[str, int]] = {}
+    for name, kind, count in (await session.execute(_KINDS, {"world": world})):
+        kinds.setdefault(name, {})[kind] = count
+    rows = (await session.execute(_WORLDS, {"world": world})).all()
+    return [
+        WorldStatus(
+            world=row.name,
+            agents=row.agents,
+            kinds=kinds.get(row.name, {}),
+            pending=row.pending,
+            parked=row.parked,
+            rejects=row.rejects,
+            first_tick=row.first_tick,
+            last_tick=row.last_tick,
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Ticks `first` to `last`, both included, that never came."""
+
+    first: int
+    last: int
+
+
+_GAPS = text("""
+    SELECT previous + 1 AS first, tick - 1 AS last
+    FROM (
+        SELECT tick, lag(tick) OVER (ORDER BY tick) AS previous
+        FROM tick_receipt WHERE world_id = (SELECT id FROM world WHERE name = :world)
+    ) AS t
+    WHERE tick > previous + 1
+    ORDER BY first
+""")
+
+
+async def gaps(session: AsyncSession, world: str) -> list[Gap]:
+    """Ticks between a world's first and last that were never received."""
+    rows = (await session.execute(_GAPS, {"world": world})).all()
+    return [Gap(first=row.first, last=row.last) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedInput:
+    """Refused input as it was kept."""
+
+    id: int
+    first_received: datetime
+    last_received: datetime
+    times: int
+    reason: str
+    detail: str
+    routing_key: str
+    world: str | None
+    body: bytes
+
+
+_REJECTS = text("""
+    SELECT id, first_received, last_received, times, reason, detail, routing_key, world, body
+    FROM reject
+    WHERE (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[]))) AND id > :after
+    ORDER BY id LIMIT :most
+""")
+
+
+async def rejects(
+    session: AsyncSession,
+    *,
+    ids: Sequence[int] | None = None,
+    after: int = 0,
+    most: int = 100,
+) -> list[RejectedInput]:
+    """Refused input, oldest first; `after`: an id to go on from."""
+    rows = await session.execute(
+        _REJECTS, {"ids": list(ids) if ids is not None else None, "after": after, "most": most}
+    )
+    return [RejectedInput(**row._asdict()) for row in rows.all()]
+
+
+_DROP_REJECTS = text("""
+    DELETE FROM reject
+    WHERE CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[]))
+    RETURNING id
+""")
+
+
+async def drop_rejects(session: AsyncSession, ids: Sequence[int] | None = None) -> int:
+    """Forget these rejects, or all; how many there were."""
+    rows = await session.execute(_DROP_REJECTS, {"ids": list(ids) if ids is not None else None})
+    return len(rows.all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedText:
+    """A text given up on, why, and how many memories wait for it. `hash`: hex, to name it by."""
+
+    hash: str
+    reason: str
+    parked_at: datetime
+    attempts: int
+    memories: int
+    content: str | None
+
+
+_PARKED = text("""
+    SELECT encode(j.content_hash, 'hex') AS hash, j.parked_reason AS reason, j.parked_at,
+           j.attempts, count(p.memory_id) AS memories,
+           (SELECT m.content FROM memory m WHERE m.id = min(p.memory_id)) AS content
+    FROM embedding_job j
+    LEFT JOIN pending_embedding p
+        ON p.space_id = j.space_id AND p.content_hash = j.content_hash
+    WHERE j.parked_reason IS NOT NULL
+    GROUP BY j.space_id, j.content_hash
+    ORDER BY j.parked_at, j.content_hash LIMIT :most
+""")
+
+
+async def parked_texts(session: AsyncSession, *, most: int = 100) -> list[ParkedText]:
+    """Texts given up on, oldest first."""
+    rows = (await session.execute(_PARKED, {"most": most})).all()
+    return [ParkedText(**row._asdict()) for row in rows]
+
+
+_RETRY_PARKED = text("""
+    WITH job AS (
+        UPDATE embedding_job
+        SET parked_reason = NULL, parked_at = NULL, attempts = 0, not_before = now()
+        WHERE parked_reason IS NOT NULL AND (CAST(:hashes AS text[]) IS NULL
+              OR encode(content_hash, 'hex') = ANY(CAST(:hashes AS text[])))
+        RETURNING space_id, content_hash
+    ), waiting AS (
+        UPDATE pending_embedding p SET parked = false
+        FROM job WHERE p.space_id = job.space_id AND p.content_hash = job.content_hash
+    )
+    SELECT count(*) FROM job
+""")
+# A dropped text keeps its memories: they get the zero vector, which scores below everything.
+_DROP_PARKED = text("""
+    SELECT j.space_id, j.content_hash, s.dimensions
+    FROM embedding_job j JOIN embedding_space s ON s.id = j.space_id
+    WHERE j.parked_reason IS NOT NULL AND (CAST(:hashes AS text[]) IS NULL
+          OR encode(j.content_hash, 'hex') = ANY(CAST(:hashes AS text[])))
+    ORDER BY j.space_id, j.content_hash FOR UPDATE OF j
+""")
+
+
+async def retry_parked(session: AsyncSession, hashes: Sequence[str] | None = None) -> int:
+    """Try these texts, or all parked ones, again from the first attempt; how many there were."""
+    wanted = list(hashes) if hashes is not None else None
+    return int((await session.execute(_RETRY_PARKED, {"hashes": wanted})).scalar_one())
+
+
+async def drop_parked(
+    session: AsyncSession, hashes: Sequence[str] | None = None
+) -> list[tuple[int, bytes, int]]:
+    """Parked texts to be dropped, locked: (space id, content hash, dimensions) each."""
+    wanted = list(hashes) if hashes is not None else None
+    return [
+        (space_id, content_hash, dimensions)
+        for space_id, content_hash, dimensions in (
+            await session.execute(_DROP_PARKED, {"hashes": wanted})
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The protocol's promises, counted where broken: all zero in a sound database."""
+
+    lost: int
+    both: int
+    without_vector: int
+    without_job: int
+
+
+_AUDIT = text("""
+    WITH space AS (SELECT id AS generation_id, space_id FROM index_generation
+                   WHERE status = 'active')
+    SELECT
+        (SELECT count(*) FROM memory m CROSS JOIN space
+         WHERE NOT EXISTS (SELECT FROM pending_embedding p
+                           WHERE p.memory_id = m.id AND p.space_id = space.space_id)
+           AND NOT EXISTS (SELECT FROM recall_index r WHERE r.memory_id = m.id
+                           AND r.generation_id = space.generation_id)) AS lost,
+        (SELECT count(*) FROM space JOIN pending_embedding p USING (space_id)
+         JOIN recall_index r ON r.memory_id = p.memory_id
+                            AND r.generation_id = space.generation_id) AS both,
+        (SELECT count(*) FROM space JOIN recall_index r USING (generation_id)
+         WHERE NOT EXISTS (SELECT FROM embedding e WHERE e.space_id = space.space_id
+                           AND e.content_hash = r.content_hash)) AS without_vector,
+        (SELECT count(*) FROM pending_embedding p WHERE p.parked
+           AND NOT EXISTS (SELECT FROM embedding_job j WHERE j.space_id = p.space_id
+                           AND j.content_hash = p.content_hash
+                           AND j.parked_reason IS NOT NULL)) AS without_job
+""")
+
+
+async def audit(session: AsyncSession) -> Audit:
+    """Check the whole database against the protocol.
+
+    `lost`: memories neither indexed nor pending; `both`: memories that are both;
+    `without_vector`: indexed memories whose text has no vector; `without_job`: parked rows whose
+    text is not.
+    """
+    row = (await session.execute(_AUDIT)).one()
+    return Audit(**row._asdict())

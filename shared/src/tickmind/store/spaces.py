@@ -1,0 +1,146 @@
+"""Embedding spaces and the generations of the recall index built over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+__all__ = ["Generation", "Space", "active_generation", "ensure_space", "refresh_mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A model, a width and the prefixes texts get: vectors of two spaces are never compared."""
+
+    model: str
+    dimensions: int
+    document_prefix: str = ""
+    query_prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Generation:
+    """One build of the recall index. `mean`: (dimensions,) float32; None while too young."""
+
+    id: int
+    space_id: int
+    space: Space
+    mean: NDArray[np.float32] | None
+    mean_over: int
+
+
+_ACTIVE = text("""
+    SELECT g.id, g.space_id, g.mean, g.mean_over,
+           s.model, s.dimensions, s.document_prefix, s.query_prefix
+    FROM index_generation g JOIN embedding_space s ON s.id = g.space_id
+    WHERE g.status = 'active'
+""")
+
+
+async def active_generation(session: AsyncSession) -> Generation | None:
+    """What recalls are answered from; None: no embedder has named a space yet."""
+    row = (await session.execute(_ACTIVE)).one_or_none()
+    if row is None:
+        return None
+    return Generation(
+        id=row.id,
+        space_id=row.space_id,
+        space=Space(
+            model=row.model,
+            dimensions=row.dimensions,
+            document_prefix=row.document_prefix,
+            query_prefix=row.query_prefix,
+        ),
+        mean=np.frombuffer(row.mean, dtype="<f4").astype(np.float32) if row.mean else None,
+        mean_over=row.mean_over,
+    )
+
+
+_INSERT_SPACE = text("""
+    INSERT INTO embedding_space (model, dimensions, document_prefix, query_prefix)
+    VALUES (:model, :dimensions, :document_prefix, :query_prefix)
+    ON CONFLICT (model, dimensions, document_prefix, query_prefix)
+    DO UPDATE SET model = excluded.model
+    RETURNING id
+""")
+_INSERT_ACTIVE = text("""
+    INSERT INTO index_generation (space_id, status, activated_at)
+    VALUES (:space_id, 'active', now())
+""")
+_BACKFILL = text("""
+    INSERT INTO pending_embedding (memory_id, world_id, tick, space_id, importance, content_hash)
+    SELECT m.id, a.world_id, m.tick, CAST(:space_id AS integer), m.importance, m.content_hash
+    FROM memory m JOIN agent a ON a.id = m.agent_id
+    ON CONFLICT DO NOTHING
+""")
+
+
+async def ensure_space(session: AsyncSession, space: Space) -> Generation:
+    """The active generation; a database without one gets `space`, and all it holds as pending.
+
+    The lock waits for every recorder's transaction in flight and holds the next ones back for
+    the moment it takes: a memory committed before is backfilled here, one committed after reads
+    the new generation in its own insert, so none falls between.
+    """
+    found = await active_generation(session)
+    if found is not None:
+        return found
+    await session.execute(text("LOCK TABLE pending_embedding IN SHARE ROW EXCLUSIVE MODE"))
+    found = await active_generation(session)  # another embedder may have been faster
+    if found is not None:
+        return found
+    space_id = (
+        await session.execute(
+            _INSERT_SPACE,
+            {
+                "model": space.model,
+                "dimensions": space.dimensions,
+                "document_prefix": space.document_prefix,
+                "query_prefix": space.query_prefix,
+            },
+        )
+    ).scalar_one()
+    await session.execute(_INSERT_ACTIVE, {"space_id": space_id})
+    await session.execute(_BACKFILL, {"space_id": space_id})
+    made = await active_generation(session)
+    assert made is not None
+    return made
+
+
+_COUNT = text("SELECT count(*) FROM embedding WHERE space_id = :space_id")
+_SAMPLE = text("""
+    SELECT avg(vector)::vector::real[] AS mean, count(*) AS over
+    FROM (SELECT vector FROM embedding WHERE space_id = :space_id LIMIT :most) AS sample
+""")
+_SET_MEAN = text("""
+    UPDATE index_generation SET mean = :mean, mean_over = :over
+    WHERE id = :id AND mean_over < :over
+""")
+
+#: A mean of fewer vectors is mostly those vectors themselves.
+MEAN_FROM = 32
+#: Beyond this many the mean moves less than half precision can tell (standard error 1/sqrt(n)
+#: of a component's spread, 0.05 for unit vectors of 384: 0.0005).
+MEAN_UNTIL = 8192
+
+
+async def refresh_mean(session: AsyncSession, generation: Generation) -> bool:
+    """Learn a young space's mean, again at each doubling until it no longer moves.
+
+    Only a generation without signatures may change its mean: nothing stored depends on it.
+    """
+    if generation.mean_over >= MEAN_UNTIL:
+        return False
+    count = (await session.execute(_COUNT, {"space_id": generation.space_id})).scalar_one()
+    if count < max(MEAN_FROM, 2 * generation.mean_over):
+        return False
+    row = (
+        await session.execute(_SAMPLE, {"space_id": generation.space_id, "most": MEAN_UNTIL})
+    ).one()
+    mean = np.asarray(row.mean, dtype="<f4").tobytes()
+    await session.execute(_SET_MEAN, {"id": generation.id, "mean": mean, "over": row.over})
+    return True
