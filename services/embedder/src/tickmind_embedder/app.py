@@ -1,0 +1,78 @@
+"""The embedder, wired: hints and a sweep → handler → provider → database."""
+
+from __future__ import annotations
+
+import asyncio
+
+from faststream import AckPolicy, FastStream
+from faststream.rabbit import RabbitMessage
+from prometheus_client import CollectorRegistry
+
+from tickmind import topology
+from tickmind.broker import (
+    consumer_check,
+    create_broker,
+    rabbit_exchange,
+    rabbit_queue,
+    reachable,
+    start,
+    whole,
+)
+from tickmind.database import Database
+from tickmind.embedding import Embedder
+from tickmind.service import App, Check
+from tickmind_embedder.handler import Handler, Metrics
+from tickmind_embedder.settings import EmbedderSettings
+from tickmind_embedder.worker import Worker
+
+__all__ = ["create_app"]
+
+
+def create_app(settings: EmbedderSettings) -> App:
+    """Wire the embedder. Raises ConfigurationError; connects to nothing yet."""
+    registry = CollectorRegistry()
+    database = Database(settings, application="tickmind-embedder")
+    embedder = Embedder(settings)
+    handler = Handler(
+        database,
+        embedder,
+        Metrics(registry),
+        lease_s=settings.embedder_lease_s,
+        max_attempts=settings.embedder_max_attempts,
+    )
+    worker = Worker(
+        handler,
+        concurrency=settings.embedder_concurrency,
+        sweep_s=settings.embedder_sweep_s,
+    )
+    broker = create_broker(settings, name="embedder", prefetch=100)
+
+    @broker.subscriber(
+        rabbit_queue(topology.EMBEDDER_QUEUE),
+        rabbit_exchange(topology.EVENTS),
+        ack_policy=AckPolicy.ACK_FIRST,  # a hint lost is a hint the sweep makes up for
+        decoder=whole,
+        no_reply=True,
+    )
+    async def memory_recorded(_: RabbitMessage) -> None:
+        worker.hint()
+
+    async def work(stop: asyncio.Event) -> None:
+        application = FastStream(broker, logger=None)
+        working = asyncio.create_task(worker.run(stop))
+        try:
+            if settings.embedder_listen:
+                await start(application, stop)
+            await working
+        finally:
+            working.cancel()
+            await application.stop()
+            await embedder.close()
+            await database.dispose()
+
+    checks: dict[str, Check] = {"database": database.check}
+    needs: dict[str, Check] = {"database": database.check}
+    if settings.embedder_listen:
+        needs["broker"] = lambda: reachable(settings)
+        checks["broker"] = consumer_check(broker, topology.EMBEDDER_QUEUE)
+    return App(name="embedder", needs=needs, checks=checks, work=work, registry=registry)

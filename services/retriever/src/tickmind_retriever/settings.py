@@ -1,0 +1,28 @@
+"""What the retriever can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from tickmind.settings import BrokerSettings, DatabaseSettings, EmbeddingSettings, HealthSettings
+
+__all__ = ["RetrieverSettings"]
+
+
+class RetrieverSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, HealthSettings):
+    """The retriever's settings: database, broker, provider, health, and its ranking."""
+
+    retriever_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
+        32, description="requests answered at once; the others wait in the queue, where they expire"
+    )
+    retriever_half_life_ticks: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = Field(
+        500.0, description="ticks after which recency has halved"
+    )
+    retriever_reserve_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
+        15, description="kept of each deadline for the way back"
+    )
+    retriever_cached_texts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        2000, description="vectors of observations kept (6 kB each at 1536 dimensions)"
+    )

@@ -1,0 +1,377 @@
+"""MemoryClient: what an engine in Python needs. Publishes ticks, asks for memories.
+
+    async with MemoryClient("amqp://guest:guest@localhost/") as memory:
+        await memory.publish_tick("town-7", 42, [{"agent": "bob", "action": "move", ...}])
+        answer = await memory.recall("town-7", "alice", "Alice walks past the market", tick=200)
+        prompt += answer.fragment
+
+Recalls never raise for an outage and never outlive their timeout; publishing returns a receipt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aio_pika
+from aio_pika.abc import (
+    AbstractChannel,
+    AbstractConnection,
+    AbstractExchange,
+    AbstractIncomingMessage,
+    DeliveryMode,
+)
+from pydantic import SecretStr, ValidationError
+
+from tickmind.connecting import BROKER_ERRORS, declare
+from tickmind.decoding import explain
+from tickmind.errors import InvalidMessage
+from tickmind.link import Link
+from tickmind.messages import MAX_BODY_BYTES, RecallReply, RecallRequest, TickEnded
+from tickmind.settings import BrokerSettings
+from tickmind.telemetry import log, outgoing_headers
+from tickmind.topology import EVENTS, RECALL_QUEUE, RECORDER_QUEUE, tick_ended_key
+
+__all__ = ["Answer", "MemoryClient", "Receipt"]
+
+_logger = logging.getLogger("tickmind.client")
+
+#: A tick may be published again this often within its timeout; each is the same event.
+_ATTEMPTS = 5
+#: Waiting for the first connection before going on without: recalls are empty until it is there.
+_FIRST_CONNECTION_S = 5.0
+_REPLY_TO = "amq.rabbitmq.reply-to"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a published tick. Not confirmed: it may or may not have arrived; publish it
+    again, which is safe."""
+
+    confirmed: bool
+    reason: str | None = None
+    messages: int = 1
+    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an agent remembers. `fragment` goes into the prompt as it is, empty where nothing is.
+
+    `reason`: None where the agent simply remembers nothing; else what kept us from knowing:
+    `timeout`, `connection`, or the retriever's own word (`deadline`, `embedding`, `database`,
+    `invalid`).
+    """
+
+    agent: str
+    status: str = "empty"
+    reason: str | None = None
+    detail: str | None = None
+    fragment: str = ""
+    memories: tuple[Mapping[str, Any], ...] = ()
+    recorded_tick: int | None = None
+    embedded_tick: int | None = None
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Requests waiting for their replies, by correlation id."""
+
+    waiting: dict[str, asyncio.Future[bytes | None]] = field(default_factory=dict)
+
+    def lost(self) -> None:
+        """No reply can come any more."""
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_result(None)
+
+    async def replied(self, message: AbstractIncomingMessage) -> None:
+        future = self.waiting.get(message.correlation_id or "")
+        if future is not None and not future.done():  # else it came after its caller gave up
+            future.set_result(message.body)
+
+
+class MemoryClient:
+    """Long-term memory for the agents of an engine.
+
+    `url`: amqp(s)://user:password@host:5672/vhost; without one the TICKMIND_AMQP_* settings
+    count. `ca_file`: PEM of an own CA for amqps.
+    """
+
+    def __init__(self, url: str | None = None, *, ca_file: str | Path | None = None) -> None:
+        given: dict[str, Any] = {}
+        if url is not None:
+            given["amqp_url"] = SecretStr(url)
+        if ca_file is not None:
+            given["amqp_ca_file"] = Path(ca_file)
+        settings = BrokerSettings(**given)
+        settings.broker_tls()  # a wrong URL or CA is told now, not at the first recall
+        self._calls = _Calls()
+        self._numbers = itertools.count(1)
+        self._events = Link(settings, name="events", confirms=True, opened=_declare_events)
+        self._recalls = Link(
+            settings,
+            name="recalls",
+            confirms=False,
+            opened=self._consume_replies,
+            lost=self._calls.lost,
+        )
+
+    async def __aenter__(self) -> Self:
+        self._events.start()
+        self._recalls.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_CONNECTION_S):
+                await self._events.wait()
+                await self._recalls.wait()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close both connections; calls still waiting come back empty."""
+        await self._events.close()
+        await self._recalls.close()
+
+    async def publish_tick(
+        self,
+        world: str | int,
+        tick: int,
+        decisions: Iterable[Mapping[str, Any]],
+        *,
+        time: str | None = None,
+        timeout_s: float = 10.0,
+    ) -> Receipt:
+        """Publish what the agents of `world` did in `tick`; may be repeated safely.
+
+        Tried again within `timeout_s` until the broker confirms. Raises InvalidMessage for a
+        world, tick or value that no message can hold; a decision the recorder cannot use is
+        rejected there, and kept with its reason.
+        """
+        bodies = _bodies(world, tick, decisions, time)
+        attempts = 0
+        reason = "timeout"
+        try:
+            async with asyncio.timeout(timeout_s):
+                for _ in range(_ATTEMPTS):
+                    attempts += 1
+                    channel = await self._events.wait()
+                    try:
+                        await _publish(channel, str(world), bodies)
+                    except BROKER_ERRORS as exc:
+                        reason = type(exc).__name__
+                        self._events.suspect(channel)
+                        await asyncio.sleep(0.05 * 2**attempts)
+                        continue
+                    return Receipt(confirmed=True, messages=len(bodies), attempts=attempts)
+        except TimeoutError:
+            pass
+        return Receipt(
+            confirmed=False, reason=reason, messages=len(bodies), attempts=max(1, attempts)
+        )
+
+    async def recall(
+        self,
+        world: str | int,
+        agent: str | int,
+        observation: str,
+        *,
+        tick: int,
+        timeout_s: float = 0.8,
+        **options: Any,
+    ) -> Answer:
+        """What `agent` remembers about what it sees; within `timeout_s`, whatever happens.
+
+        `options`: the fields of a recall request (k, language, max_chars, ranking, weights,
+        as_of_tick, kinds, min_importance). Raises InvalidMessage where they are wrong.
+        """
+        answers = await self.recall_many(
+            world, [(agent, observation)], tick=tick, timeout_s=timeout_s, **options
+        )
+        return answers[0]
+
+    async def recall_many(
+        self,
+        world: str | int,
+        queries: Sequence[tuple[str | int, str]],
+        *,
+        tick: int,
+        timeout_s: float = 0.8,
+        **options: Any,
+    ) -> list[Answer]:
+        """As `recall`, for many agents in one request: (agent, observation) each, in order."""
+        if not queries:
+            return []
+        try:
+            request = RecallRequest.model_validate(
+                {
+                    "world": world,
+                    "tick": tick,
+                    "queries": [{"agent": a, "observation": o} for a, o in queries],
+                    "deadline_ms": max(1, min(60_000, int(timeout_s * 1000))),
+                    **options,
+                }
+            )
+        except ValidationError as exc:
+            raise InvalidMessage(explain(exc)) from exc
+        reply, reason = await self._ask(request.model_dump_json().encode(), timeout_s)
+        if reply is None:
+            return [Answer(agent=query.agent, reason=reason) for query in request.queries]
+        if len(reply.replies) != len(request.queries):
+            return [
+                Answer(agent=query.agent, reason=reply.reason or "invalid", detail=reply.detail)
+                for query in request.queries
+            ]
+        return [
+            Answer(
+                agent=answer.agent,
+                status=answer.status,
+                reason=answer.reason,
+                detail=answer.detail,
+                fragment=answer.fragment,
+                memories=tuple(memory.model_dump() for memory in answer.memories),
+                recorded_tick=reply.watermarks.recorded,
+                embedded_tick=reply.watermarks.embedded,
+            )
+            for answer in reply.replies
+        ]
+
+    async def _ask(self, body: bytes, timeout_s: float) -> tuple[RecallReply | None, str | None]:
+        """The reply, or None and why there is none."""
+        number = str(next(self._numbers))
+        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._calls.waiting[number] = future
+        try:
+            async with asyncio.timeout(timeout_s):
+                channel = self._recalls.channel
+                if channel is None:
+                    return None, "connection"
+                message = aio_pika.Message(
+                    body,
+                    content_type="application/json",
+                    correlation_id=number,
+                    reply_to=_REPLY_TO,
+                    expiration=timeout_s,
+                    headers=outgoing_headers(),
+                )
+                await channel.default_exchange.publish(
+                    message, routing_key=RECALL_QUEUE.name, mandatory=False
+                )
+                answer = await future
+        except TimeoutError:
+            return None, "timeout"
+        except BROKER_ERRORS:
+            return None, "connection"
+        finally:
+            del self._calls.waiting[number]
+        if answer is None:
+            return None, "connection"
+        try:
+            return RecallReply.model_validate_json(answer), None
+        except ValidationError as exc:
+            log(_logger, logging.ERROR, "reply_unreadable", error=explain(exc))
+            return None, "reply"
+
+    async def _consume_replies(self, _: AbstractConnection, channel: AbstractChannel) -> None:
+        queue = await channel.get_queue(_REPLY_TO, ensure=False)
+        await queue.consume(self._calls.replied, no_ack=True)
+
+
+async def _declare_events(connection: AbstractConnection, _: AbstractChannel) -> None:
+    """The recorder's queue, so that ticks published before any recorder ran are kept.
+
+    A user without the right to declare goes on: the operator has declared it, then.
+    """
+    channel = await connection.channel()
+    try:
+        await declare(channel, RECORDER_QUEUE)
+    except BROKER_ERRORS as exc:
+        if connection.is_closed:
+            raise
+        log(_logger, logging.WARNING, "not_declared", error=type(exc).__name__)
+    else:
+        await channel.close()
+
+
+async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]) -> None:
+    """Publish and wait for every confirmation. Raises one of BROKER_ERRORS."""
+    exchange: AbstractExchange = await channel.get_exchange(EVENTS.name, ensure=False)
+    headers = outgoing_headers()
+    for body in bodies:
+        message = aio_pika.Message(
+            body,
+            content_type="application/json",
+            delivery_mode=DeliveryMode.PERSISTENT,
+            headers=headers,
+        )
+        await exchange.publish(message, routing_key=tick_ended_key(world), mandatory=True)
+
+
+def _bodies(
+    world: str | int, tick: int, decisions: Iterable[Mapping[str, Any]], time: str | None
+) -> list[bytes]:
+    """The messages of one tick, each at most MAX_BODY_BYTES where its decisions allow."""
+    try:
+        TickEnded.model_validate({"world": world, "tick": tick, "time": time, "decisions": []})
+    except ValidationError as exc:
+        raise InvalidMessage(explain(exc)) from exc
+    head = {"world": world, "tick": tick, "time": time}
+    try:
+        encoded = [(decision.get("place"), _json(decision)) for decision in decisions]
+    except (TypeError, ValueError) as exc:
+        msg = f"a decision cannot be said in JSON: {exc}"
+        raise InvalidMessage(msg) from exc
+    start = _json(head)[:-1] + b', "decisions": ['
+    room = MAX_BODY_BYTES - len(start) - 2
+    return [start + b",".join(part) + b"]}" for part in _parts(encoded, room)]
+
+
+def _json(value: object) -> bytes:
+    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot hold, goes as its escape."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value).encode()
+
+
+def _parts(encoded: Sequence[tuple[Any, bytes]], room: int) -> list[list[bytes]]:
+    """Decisions in as many parts as their size asks for.
+
+    Those of one place stay together where they fit, since who hears a talk may be told by place;
+    identical ones always do, since they are told apart by their order in one message.
+    """
+    if sum(len(body) + 1 for _, body in encoded) <= room:
+        return [[body for _, body in encoded]]
+    places: dict[Any, list[bytes]] = {}
+    for place, body in encoded:
+        places.setdefault(place if isinstance(place, str) else None, []).append(body)
+    parts: list[list[bytes]] = []
+    used = room + 1
+    for bodies in places.values():
+        size = sum(len(body) + 1 for body in bodies)
+        if used + size > room:
+            parts.append([])
+            used = 0
+        for body in sorted(bodies) if size > room else bodies:
+            last = parts[-1]
+            if last and used + len(body) + 1 > room and last[-1] != body:
+                last = []
+                parts.append(last)
+                used = 0
+            last.append(body)
+            used += len(body) + 1
+    return [part for part in parts if part]

@@ -1,0 +1,129 @@
+"""Plain connections to RabbitMQ, on aio-pika alone: what the client and the replies use."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import AMQPError
+
+from tickmind.errors import TransientError
+from tickmind.settings import BrokerSettings
+from tickmind.telemetry import log
+from tickmind.topology import Queue
+
+__all__ = [
+    "BROKER_ERRORS",
+    "CONNECT_TIMEOUT_S",
+    "BrokerUnavailable",
+    "FireAndForget",
+    "connect",
+    "declare",
+    "url_for",
+]
+
+#: Everything a broken connection, channel or publish raises.
+BROKER_ERRORS = (AMQPError, ConnectionError, OSError, asyncio.TimeoutError, RuntimeError)
+
+#: Longest wait for a connection to open.
+CONNECT_TIMEOUT_S = 10.0
+#: Seconds between heartbeats: a dead peer is noticed within two of them.
+HEARTBEAT_S = 20
+
+_logger = logging.getLogger("tickmind.broker")
+
+
+class BrokerUnavailable(TransientError):
+    """RabbitMQ cannot be reached now."""
+
+    reason = "broker"
+
+
+def url_for(settings: BrokerSettings, *, name: str) -> str:
+    """The broker's URL with our heartbeat, unless it names one, and the connection's name."""
+    url = settings.broker_url()
+    options = [f"name=tickmind-{name}"]
+    if "heartbeat=" not in url:
+        options.append(f"heartbeat={HEARTBEAT_S}")
+    return url + ("&" if "?" in url else "?") + "&".join(options)
+
+
+async def connect(settings: BrokerSettings, *, name: str) -> AbstractConnection:
+    """One plain connection, which does not come back by itself. Raises BrokerUnavailable."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            return await aio_pika.connect(
+                url_for(settings, name=name), ssl_context=settings.broker_tls()
+            )
+    except BROKER_ERRORS as exc:
+        msg = f"RabbitMQ cannot be reached ({type(exc).__name__}: {exc})"
+        raise BrokerUnavailable(msg) from exc
+
+
+async def declare(channel: AbstractChannel, *queues: Queue) -> None:
+    """Declare queues with their exchanges and bindings, as the topology says."""
+    for queue in queues:
+        declared = await channel.declare_queue(
+            queue.name, durable=True, arguments=dict(queue.arguments)
+        )
+        if queue.exchange is not None:
+            exchange = await channel.declare_exchange(
+                queue.exchange.name, queue.exchange.type, durable=queue.exchange.durable
+            )
+            await declared.bind(exchange, routing_key=queue.bind_key or "")
+
+
+class FireAndForget:
+    """Publishes that may be lost: unconfirmed, transient, on a connection of their own.
+
+    A malformed reply-to makes the broker close the connection it came on; here that costs
+    nothing but the next connect.
+    """
+
+    def __init__(self, settings: BrokerSettings, *, name: str) -> None:
+        self._settings = settings
+        self._name = name
+        self._lock = asyncio.Lock()
+        self._connection: AbstractConnection | None = None
+        self._channel: AbstractChannel | None = None
+
+    async def publish(
+        self,
+        body: bytes,
+        *,
+        routing_key: str,
+        exchange: str = "",
+        **properties: Any,
+    ) -> bool:
+        """Whether the message left this process."""
+        try:
+            channel = self._channel
+            if channel is None or channel.is_closed:
+                channel = await self._open()
+            target = (
+                await channel.get_exchange(exchange, ensure=False)
+                if exchange
+                else channel.default_exchange
+            )
+            message = aio_pika.Message(body, **properties)
+            await target.publish(message, routing_key=routing_key, mandatory=False)
+        except (*BROKER_ERRORS, BrokerUnavailable) as exc:
+            log(_logger, logging.WARNING, "publish_lost", error=type(exc).__name__)
+            return False
+        return True
+
+    async def _open(self) -> AbstractChannel:
+        async with self._lock:
+            if self._channel is not None and not self._channel.is_closed:
+                return self._channel
+            if self._connection is None or self._connection.is_closed:
+                self._connection = await connect(self._settings, name=self._name)
+            self._channel = await self._connection.channel(publisher_confirms=False)
+            return self._channel
+
+    async def close(self) -> None:
+        if self._connection is not None and not self._connection.is_closed:
+            await self._connection.close()

@@ -1,0 +1,103 @@
+"""Logs, traces and the clock in message headers. Off costs nothing; nothing here names a text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from opentelemetry import context, propagate, trace
+
+__all__ = [
+    "SENT_AT",
+    "configure_logging",
+    "configure_traces",
+    "log",
+    "outgoing_headers",
+    "read_headers",
+    "tracer",
+]
+
+#: Header with the publisher's clock: milliseconds since the epoch.
+SENT_AT = "sent_at"
+
+tracer = trace.get_tracer("tickmind")
+
+
+def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
+    """One event with its fields. `event` is a fixed name; ids, counts and reasons as fields."""
+    logger.log(level, event, extra={"fields": fields})
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, style: Literal["json", "text"], service: str) -> None:
+        super().__init__()
+        self._json = style == "json"
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        stamp += f".{int(record.msecs):03d}Z"
+        trouble = self.formatException(record.exc_info) if record.exc_info else None
+        if self._json:
+            line = {
+                "time": stamp,
+                "level": record.levelname.lower(),
+                "service": self._service,
+                "logger": record.name,
+                "event": record.getMessage(),
+                **fields,
+            }
+            if trouble:
+                line["exception"] = trouble
+            return json.dumps(line, ensure_ascii=False, default=str)
+        shown = "".join(f" {key}={value}" for key, value in fields.items())
+        text = f"{stamp} {record.levelname.lower():7} {record.getMessage()}{shown}"
+        return f"{text}\n{trouble}" if trouble else text
+
+
+def configure_logging(service: str, *, level: str, style: Literal["json", "text"]) -> None:
+    """Log to standard error, one event a line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(style, service))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # These report each reconnect and each request in their own words; we say what follows.
+    for name in ("aio_pika", "aiormq", "httpx2", "httpcore2", "openai", "uvicorn.access"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
+
+
+def configure_traces(service: str) -> None:
+    """Export traces over OTLP/HTTP where OTEL_EXPORTER_OTLP_ENDPOINT says to; else stay off."""
+    if not (
+        os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+
+def outgoing_headers() -> dict[str, Any]:
+    """Headers of a message sent now: the current trace context, and our clock."""
+    headers: dict[str, Any] = {SENT_AT: int(time.time() * 1000)}
+    propagate.inject(headers)
+    return headers
+
+
+def read_headers(headers: Mapping[str, Any]) -> context.Context:
+    """The trace context a message carries."""
+    return propagate.extract({k: v for k, v in headers.items() if isinstance(v, str)})

@@ -1,0 +1,117 @@
+"""What the tests share: one real PostgreSQL and one real RabbitMQ a session, started here.
+
+Nothing is started for tests that ask for neither. A database a test, from a migrated template.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from tickmind.database import Database
+from tickmind.local.postgres import LocalPostgres, running_postgres
+from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
+from tickmind.local.rabbitmq_install import ensure_rabbitmq
+from tickmind.settings import BrokerSettings, DatabaseSettings
+from tickmind_migrations import upgrade
+
+_DATA = Path(os.environ.get("TICKMIND_DATA", "../shared/data"))
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_of_mine() -> None:
+    """What the developer's shell says of a real deployment must not reach a test."""
+    for name in [name for name in os.environ if name.startswith("TICKMIND_")]:
+        if name != "TICKMIND_DATA":
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The traces of real towns; without them a test is skipped, on CI it fails."""
+    if not _DATA.is_dir():
+        reason = f"no data in {_DATA}: set TICKMIND_DATA to the folder of the traces"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return _DATA
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Iterator[Path]:
+    """A directory that the servers' system users can reach."""
+    path = Path(tempfile.mkdtemp(prefix="tickmind-test-", dir="/var/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+async def postgres(state_dir: Path) -> AsyncIterator[LocalPostgres]:
+    """A server with the database `template`, migrated."""
+    async with running_postgres(state_dir / "postgres", durable=False) as server:
+        await server.create_database("template")
+        settings = DatabaseSettings(database_url=SecretStr(server.database_url("template")))
+        await upgrade(settings, lambda _: None)
+        yield server
+
+
+@pytest.fixture(scope="session")
+async def rabbitmq(state_dir: Path) -> AsyncIterator[LocalRabbitmq]:
+    """A broker of our own, installed first where CI has none."""
+    if os.environ.get("CI") == "true":
+        await ensure_rabbitmq(assume_yes=True, ask=None)
+    async with running_rabbitmq(state_dir / "rabbitmq") as broker:
+        yield broker
+
+
+@pytest.fixture
+async def database_settings(postgres: LocalPostgres) -> AsyncIterator[DatabaseSettings]:
+    """A database of the test's own, migrated and empty."""
+    name = f"test_{next(_numbers)}"
+    await postgres.create_database(name, template="template")
+    yield DatabaseSettings(database_url=SecretStr(postgres.database_url(name)))
+    await postgres.drop_database(name)
+
+
+@pytest.fixture
+async def database(database_settings: DatabaseSettings) -> AsyncIterator[Database]:
+    """A pool on the test's own database."""
+    pool = Database(database_settings, application="test")
+    yield pool
+    await pool.dispose()
+
+
+@pytest.fixture(scope="session")
+def virtual_hosts(rabbitmq: LocalRabbitmq) -> AsyncIterator[str]:
+    """Fresh virtual hosts, made twenty at a time: each rabbitmqctl costs a second."""
+
+    async def make() -> AsyncIterator[str]:
+        while True:
+            names = [f"test-{next(_numbers)}" for _ in range(20)]
+            listed = ", ".join(f'<<"{name}">>' for name in names)
+            await rabbitmq.rabbitmqctl(
+                "eval",
+                f'[begin ok = rabbit_vhost:add(Name, <<"guest">>),'
+                f' rabbit_auth_backend_internal:set_permissions(<<"guest">>, Name,'
+                f' <<".*">>, <<".*">>, <<".*">>, <<"guest">>) end || Name <- [{listed}]].',
+            )
+            for name in names:
+                yield name
+
+    return make()
+
+
+@pytest.fixture
+async def broker_settings(
+    rabbitmq: LocalRabbitmq, virtual_hosts: AsyncIterator[str]
+) -> BrokerSettings:
+    """A virtual host of the test's own."""
+    return BrokerSettings(amqp_url=SecretStr(f"{rabbitmq.url}/{await anext(virtual_hosts)}"))

@@ -1,0 +1,56 @@
+"""The path of an event through the three services, on real servers."""
+
+from __future__ import annotations
+
+from tests.running import SOUND, running, settled, settings_for
+from tickmind import MemoryClient
+from tickmind.database import Database
+from tickmind.settings import BrokerSettings, DatabaseSettings
+from tickmind_embedder.app import create_app as create_embedder
+from tickmind_embedder.settings import EmbedderSettings
+from tickmind_recorder.app import create_app as create_recorder
+from tickmind_recorder.settings import RecorderSettings
+from tickmind_retriever.app import create_app as create_retriever
+from tickmind_retriever.settings import RetrieverSettings
+
+
+async def test_recalls_what_was_told_and_done_end_to_end(
+    database: Database, database_settings: DatabaseSettings, broker_settings: BrokerSettings
+) -> None:
+    """case 20: a talk and a move, recorded, embedded and recalled."""
+    apps = [
+        create_recorder(settings_for(RecorderSettings, database_settings, broker_settings)),
+        create_embedder(settings_for(EmbedderSettings, database_settings, broker_settings)),
+        create_retriever(settings_for(RetrieverSettings, database_settings, broker_settings)),
+    ]
+    assert broker_settings.amqp_url is not None
+    async with running(*apps), MemoryClient(broker_settings.amqp_url.get_secret_value()) as memory:
+        receipt = await memory.publish_tick(
+            "town-7",
+            42,
+            [
+                {
+                    "agent": "bob",
+                    "action": "talk",
+                    "speech": "The market sells fresh fish",
+                    "heard_by": ["alice"],
+                },
+                {"agent": "alice", "action": "move", "target": [15, 8], "place": "market"},
+                {"agent": "carol", "action": "stay"},
+            ],
+        )
+        assert receipt.confirmed
+
+        assert await settled(database, "town-7", memories=3) == SOUND
+
+        answer = await memory.recall(
+            "town-7", "alice", "Alice walks past the market", tick=200, timeout_s=5
+        )
+
+    assert answer.status == "ok", answer
+    assert [m["content"] for m in answer.memories] == [
+        "bob told me: The market sells fresh fish",
+        "I moved to (15, 8), market",
+    ]
+    assert "bob told me: The market sells fresh fish" in answer.fragment
+    assert (answer.recorded_tick, answer.embedded_tick) == (42, 42)
