@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 import regex
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tickmind.clean import is_blank
@@ -64,13 +64,15 @@ def test_neutralise_gives_one_line_without_invisible_controls(
 
 
 @given(CONTENTS, WORDS)
+@example("<|b<|a|>|>", WORDINGS["en"])
+@example("```|>", WORDINGS["en"])
 def test_neutralise_is_idempotent(content: str, wording: Wording) -> None:
     once = neutralise(content, wording)
     assert neutralise(once, wording) == once
 
 
 TOKENS = re.compile(
-    r"<[|｜]\w+[|｜]?>|<\w+[|｜]>|</?(?:s|bos|eos|start_of_turn|end_of_turn)>|\[/?INST\]"
+    r"<[|｜]\w{1,60}[|｜]?>|<\w{1,60}[|｜]>|</?(?:s|bos|eos|start_of_turn|end_of_turn)>|\[/?INST\]"
     r"|<</?SYS>>|`{3}|~{3}",
     re.IGNORECASE,
 )

@@ -29,7 +29,12 @@ def test_split_prefers_a_sentence_end_to_a_later_space() -> None:
 
 
 def test_split_ignores_a_sentence_end_before_its_last_fifth() -> None:
-    text = "a" * 5 + ". " + "b" * 30
+    text = "a" * 14 + ". " + "b" * 30
+    assert split(text, max_chars=20, overlap_chars=0)[0] == text[:20]
+
+
+def test_split_ignores_a_sentence_end_inside_a_grapheme() -> None:
+    text = "鱼" * 17 + "。\u0301" + "卖" * 20
     assert split(text, max_chars=20, overlap_chars=0)[0] == text[:20]
 
 
@@ -59,6 +64,15 @@ def test_split_overlaps_by_less_rather_than_cut_a_grapheme() -> None:
     pieces = split(text, max_chars=12, overlap_chars=5)
     assert pieces[0] == "abcd" + FAMILY + "e"
     assert pieces[1].startswith("efgh")
+
+
+def test_split_does_without_overlap_before_a_grapheme_that_leaves_no_room_for_it() -> None:
+    cluster = "e" + "\u0301" * 8
+    assert split("abcdefgh" + cluster + "ij", max_chars=10, overlap_chars=5) == [
+        "abcdefgh",
+        cluster + "i",
+        "ij",
+    ]
 
 
 @pytest.mark.parametrize("cluster", [FAMILY, "🇯🇵", "e\u0301\u0323", "각", "\r\n", "क्षि", "👍🏽"])
@@ -98,6 +112,7 @@ def test_split_refuses_bounds_that_make_no_progress(max_chars: int, overlap: int
         ("fish", 2, 2),
         ("fish", 9, 4),
         ("fish", 0, 0),
+        ("fish", -3, 0),
         ("ab" + FAMILY + "c", 5, 2),
         ("ab" + FAMILY + "c", 9, 9),
         (FAMILY, 3, 3),

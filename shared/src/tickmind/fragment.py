@@ -146,10 +146,7 @@ def _fill(items: Sequence[_Item], words: Wording, room: int) -> tuple[list[str],
 
 def _shortened(text: str, words: Wording, space: int) -> str:
     """The beginning of `text` with the cut mark, in `space` code points; "" if not worth it."""
-    keep = space - len(words.cut)
-    if keep < words.useful_chars:
-        return ""
-    kept = text[: grapheme_cut(text, keep)].rstrip()
+    kept = text[: grapheme_cut(text, space - len(words.cut))].rstrip()
     return kept + words.cut if len(kept) >= words.useful_chars else ""
 
 
@@ -188,8 +185,10 @@ _SPACES = re.compile(rf"\s{{2,}}|[{_BREAKS}]")
 # compatibility normalisation does not turn back. Other tags (</memory>, <b>) stand verbatim: the
 # fragment has none of its own to be closed.
 #   <|im_start|> ChatML, Llama 3, GPT; <|turn> and <turn|> Gemma 4; with full-width bars DeepSeek
-_TOKEN_START = re.compile(r'<(?=[|｜][\w/"])')
-_TOKEN_END = re.compile(r'(?<=[\w/"][|｜])>')
+#   (none is longer than 100 characters; what is replaced already does not count as part of one)
+_TOKEN_BAR = re.compile(
+    r'<([|｜]/?[\w"][^\s<>\u2039\u203a]{0,100}|/?\w[^\s<>|｜\u2039\u203a]{0,100}[|｜])>'
+)
 #   Llama 2 and SentencePiece models; Gemma 1 to 3; tool and thinking tags that models emit
 _TOKEN_TAG = re.compile(
     r"<(/?(?:s|bos|eos|pad|unk|mask|sop|eop|start_of_turn|end_of_turn|start_of_image"
@@ -227,7 +226,7 @@ _LOOK_ALIKE = str.maketrans(
 )
 
 # Nothing to do for a text without any of these; most have none.
-_SUSPECT = re.compile(rf"[{_BREAKS}{_REMOVED}{_SELECTOR}<>\[`~]")
+_SUSPECT = re.compile(rf"[{_BREAKS}{_REMOVED}{_SELECTOR}<\[`~]")
 
 
 def neutralise(content: str, wording: Wording) -> str:
@@ -259,7 +258,8 @@ def _look_alike(match: re.Match[str]) -> str:
 
 
 def _without_tokens(text: str) -> str:
-    for pattern in (_TOKEN_START, _TOKEN_END, _TOKEN_TAG, _TOKEN_SYS, _TOKEN_BRACKET):
+    text = _TOKEN_BAR.sub("\u2039\\1\u203a", text)
+    for pattern in (_TOKEN_TAG, _TOKEN_SYS, _TOKEN_BRACKET):
         text = pattern.sub(_look_alike, text)
     return text
 

@@ -67,8 +67,8 @@ def split(text: str, *, max_chars: int, overlap_chars: int) -> list[str]:
 
 
 def grapheme_cut(text: str, limit: int) -> int:
-    """The last grapheme boundary of `text` at or before `limit` (>= 0); `limit` itself where the
-    first grapheme alone is longer. Costs about 0.1 us per character before `limit`."""
+    """The last grapheme boundary of `text` at or before `limit` (0 for less); `limit` itself where
+    the first grapheme alone is longer. Costs about 0.1 us per character before `limit`."""
     if limit >= len(text):
         return len(text)
     return _boundaries(text, 0, limit)[-1] if limit > 0 else 0
