@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tickmind.database import Database, pgvector_version, server_version
 from tickmind.errors import ConfigurationError
@@ -22,12 +24,16 @@ __all__ = ["config", "upgrade"]
 #: Key of the session advisory lock: "tickmind" as big-endian bytes, so that it is nobody else's.
 LOCK_KEY = int.from_bytes(b"tickmind", "big")
 
+#: Older ones work and are warned about.
+ADVISED_PGVECTOR = (0, 8, 4)
+
 #: A migration that cannot get its locks gives up instead of queueing every service behind it.
 LOCK_TIMEOUT_S = 10
 #: Longest single statement; index builds on large tables are made CONCURRENTLY and exempt.
 STATEMENT_TIMEOUT_S = 600
-#: Longest wait for another migrator.
-WAIT_S = 300
+#: Longest wait for another migrator, and between two looks at it.
+WAIT_S = 300.0
+LOOK_AGAIN_S = 0.1
 
 
 def config(connection: Connection) -> Config:
@@ -38,7 +44,7 @@ def config(connection: Connection) -> Config:
     return cfg
 
 
-def _ensure_extension(connection: Connection) -> None:
+def _ensure_extension(connection: Connection, report: Callable[[str], None]) -> None:
     """pgvector installed, new enough; ConfigurationError with what to type where it cannot be."""
     if pgvector_version(connection) is None:
         try:
@@ -67,41 +73,44 @@ def _ensure_extension(connection: Connection) -> None:
         found = ".".join(map(str, version))
         msg = f"pgvector {found} is too old: 0.7 or newer is needed (ALTER EXTENSION vector UPDATE)"
         raise ConfigurationError(msg)
+    if version is not None and version < ADVISED_PGVECTOR:
+        found, advised = (".".join(map(str, v)) for v in (version, ADVISED_PGVECTOR))
+        report(f"pgvector {found} works; {advised} or newer is advised, for its mended faults")
+
+
+async def _lock(connection: AsyncConnection) -> None:
+    """Wait for our turn among migrators, outside any transaction: one that waits inside holds a
+    snapshot, and CREATE INDEX CONCURRENTLY in the migration of another would wait for it."""
+    until = time.monotonic() + WAIT_S
+    while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
+        await connection.rollback()
+        if time.monotonic() > until:
+            msg = f"another migration has held the lock for {WAIT_S:g} s: see what it waits for"
+            raise ConfigurationError(msg)
+        await asyncio.sleep(LOOK_AGAIN_S)
+    await connection.commit()
 
 
 def _upgrade(connection: Connection, report: Callable[[str], None]) -> None:
     if server_version(connection) < 150000:
         msg = "PostgreSQL 15 or newer is needed"
         raise ConfigurationError(msg)
-    connection.exec_driver_sql(f"SET statement_timeout = '{WAIT_S}s'")
-    try:
-        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK_KEY})
-    except DBAPIError as exc:
-        if getattr(exc.orig, "sqlstate", None) == "57014":
-            msg = f"another migration has held the lock for {WAIT_S} s: see what it waits for"
-            raise ConfigurationError(msg) from exc
-        raise
     connection.exec_driver_sql(f"SET statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
     connection.exec_driver_sql(f"SET lock_timeout = '{LOCK_TIMEOUT_S}s'")
     connection.commit()
-    try:
-        _ensure_extension(connection)
-        before = MigrationContext.configure(connection).get_current_revision()
-        connection.commit()
-        if before is not None and before > SCHEMA_VERSION:
-            report(f"the schema is at {before}, newer than this release's {SCHEMA_VERSION}: kept")
-            return
-        command.upgrade(config(connection), SCHEMA_VERSION)
-        connection.commit()
-        report(
-            f"the schema was at {SCHEMA_VERSION} already"
-            if before == SCHEMA_VERSION
-            else f"the schema went from {before or 'nothing'} to {SCHEMA_VERSION}"
-        )
-    finally:
-        connection.rollback()
-        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
-        connection.commit()
+    _ensure_extension(connection, report)
+    before = MigrationContext.configure(connection).get_current_revision()
+    connection.commit()
+    if before is not None and before > SCHEMA_VERSION:
+        report(f"the schema is at {before}, newer than this release's {SCHEMA_VERSION}: kept")
+        return
+    command.upgrade(config(connection), SCHEMA_VERSION)
+    connection.commit()
+    report(
+        f"the schema was at {SCHEMA_VERSION} already"
+        if before == SCHEMA_VERSION
+        else f"the schema went from {before or 'nothing'} to {SCHEMA_VERSION}"
+    )
 
 
 async def upgrade(settings: DatabaseSettings, report: Callable[[str], None]) -> None:
@@ -113,6 +122,8 @@ async def upgrade(settings: DatabaseSettings, report: Callable[[str], None]) -> 
     database = Database(settings, application="tickmind-migrate", vectors=False)
     try:
         async with database.engine.connect() as connection:
+            await _lock(connection)
+            # The lock belongs to this session and goes with it, whatever happens.
             await connection.run_sync(_upgrade, report)
     finally:
         # asyncpg closes in the background; shielded, so that Ctrl-C leaves nothing half open.

@@ -103,6 +103,8 @@ def consumer_check(broker: RabbitBroker, queue: Queue) -> Callable[[], Awaitable
     """A readiness check: our connection is open, and someone consumes from `queue`."""
 
     async def check() -> str | None:
+        if not broker.running:  # to ask for its connection now would open a second one
+            return "consuming has not begun"
         try:
             connection = await broker.connect()
             channel = await connection.channel(publisher_confirms=False)
