@@ -18,10 +18,14 @@ __all__ = [
     "audit",
     "drop_parked",
     "drop_rejects",
+    "forget_retried",
     "gaps",
+    "parked_reasons",
     "parked_texts",
+    "reject_ids",
     "rejects",
     "retry_parked",
+    "stray_rejects",
     "world_statuses",
 ]
 
@@ -65,7 +69,7 @@ _KINDS = text("""
 async def world_statuses(session: AsyncSession, world: str | None = None) -> list[WorldStatus]:
     """Every world, or the one named, by name."""
     kinds: dict[str, dict[str, int]] = {}
-    for name, kind, count in (await session.execute(_KINDS, {"world": world})):
+    for name, kind, count in await session.execute(_KINDS, {"world": world}):
         kinds.setdefault(name, {})[kind] = count
     rows = (await session.execute(_WORLDS, {"world": world})).all()
     return [
@@ -127,6 +131,7 @@ _REJECTS = text("""
     SELECT id, first_received, last_received, times, reason, detail, routing_key, world, body
     FROM reject
     WHERE (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[]))) AND id > :after
+      AND (CAST(:world AS text) IS NULL OR world = :world)
     ORDER BY id LIMIT :most
 """)
 
@@ -135,14 +140,54 @@ async def rejects(
     session: AsyncSession,
     *,
     ids: Sequence[int] | None = None,
+    world: str | None = None,
     after: int = 0,
     most: int = 100,
 ) -> list[RejectedInput]:
-    """Refused input, oldest first; `after`: an id to go on from."""
+    """Refused input, of one world or all, oldest first; `after`: an id to go on from."""
+    wanted = list(ids) if ids is not None else None
     rows = await session.execute(
-        _REJECTS, {"ids": list(ids) if ids is not None else None, "after": after, "most": most}
+        _REJECTS, {"ids": wanted, "world": world, "after": after, "most": most}
     )
     return [RejectedInput(**row._asdict()) for row in rows.all()]
+
+
+_REJECT_IDS = text("""
+    SELECT id FROM reject WHERE CAST(:world AS text) IS NULL OR world = :world ORDER BY id
+""")
+
+
+async def reject_ids(session: AsyncSession, world: str | None = None) -> list[int]:
+    """Ids of all refused input, or of one world's, oldest first."""
+    return list((await session.execute(_REJECT_IDS, {"world": world})).scalars())
+
+
+_STRAY_REJECTS = text("""
+    SELECT count(*) FROM reject r
+    WHERE r.world IS NULL OR NOT EXISTS (SELECT FROM world w WHERE w.name = r.world)
+""")
+
+
+async def stray_rejects(session: AsyncSession) -> int:
+    """How many rejects belong to no world that was recorded."""
+    return int((await session.execute(_STRAY_REJECTS)).scalar_one())
+
+
+# What the recorder refused again meanwhile has been counted once more, and stays.
+_FORGET_RETRIED = text("""
+    DELETE FROM reject r
+    USING unnest(CAST(:ids AS bigint[]), CAST(:times AS bigint[])) AS sent (id, times)
+    WHERE r.id = sent.id AND r.times = sent.times
+    RETURNING r.id
+""")
+
+
+async def forget_retried(session: AsyncSession, sent: Sequence[RejectedInput]) -> int:
+    """Forget rejects that were published again, as they were read; how many were still so."""
+    rows = await session.execute(
+        _FORGET_RETRIED, {"ids": [row.id for row in sent], "times": [row.times for row in sent]}
+    )
+    return len(rows.all())
 
 
 _DROP_REJECTS = text("""
@@ -187,6 +232,27 @@ async def parked_texts(session: AsyncSession, *, most: int = 100) -> list[Parked
     """Texts given up on, oldest first."""
     rows = (await session.execute(_PARKED, {"most": most})).all()
     return [ParkedText(**row._asdict()) for row in rows]
+
+
+_PARKED_REASONS = text("""
+    SELECT w.name, j.parked_reason AS reason, count(*) AS memories
+    FROM pending_embedding p
+    JOIN embedding_job j ON j.space_id = p.space_id AND j.content_hash = p.content_hash
+    JOIN world w ON w.id = p.world_id
+    WHERE p.parked AND j.parked_reason IS NOT NULL
+      AND (CAST(:world AS text) IS NULL OR w.name = :world)
+    GROUP BY w.name, j.parked_reason ORDER BY w.name, memories DESC, reason
+""")
+
+
+async def parked_reasons(
+    session: AsyncSession, world: str | None = None
+) -> dict[str, dict[str, int]]:
+    """By world: parked memories by the reason why, the most frequent first."""
+    reasons: dict[str, dict[str, int]] = {}
+    for name, reason, count in await session.execute(_PARKED_REASONS, {"world": world}):
+        reasons.setdefault(name, {})[reason] = count
+    return reasons
 
 
 _RETRY_PARKED = text("""

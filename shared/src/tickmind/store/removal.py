@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.store.embedding import LINK_LOCK
+from tickmind.store.embedding import LINK_LOCK, store_vectors
+from tickmind.store.inspection import drop_parked
 
-__all__ = ["collect_embeddings", "delete_agent", "delete_world"]
+__all__ = [
+    "agent_memories",
+    "collect_embeddings",
+    "delete_agent",
+    "delete_world",
+    "give_up_parked",
+]
 
+# Linking locks a pending row, then its memory; deleting the memory first, then its pending row:
+# without this lock the two would wait for each other.
+_LOCK_OUT_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
 _DELETE_WORLD = text("DELETE FROM world WHERE name = :world RETURNING id")
 _DELETE_REJECTS = text("DELETE FROM reject WHERE world = :world")
 _DELETE_AGENT = text("""
@@ -16,7 +31,8 @@ _DELETE_AGENT = text("""
     WHERE name = :agent AND world_id = (SELECT id FROM world WHERE name = :world)
     RETURNING id
 """)
-# A text nobody waits for and nobody indexed. Jobs too: their last memory is gone.
+# A text nobody waits for and nobody indexed. Jobs too: their last memory is gone. One that is
+# leased stays: a memory recorded now would have its text sent a second time.
 _UNUSED_EMBEDDINGS = text("""
     DELETE FROM embedding e
     WHERE NOT EXISTS (
@@ -31,11 +47,13 @@ _UNUSED_JOBS = text("""
     DELETE FROM embedding_job j
     WHERE NOT EXISTS (SELECT FROM pending_embedding p
                       WHERE p.space_id = j.space_id AND p.content_hash = j.content_hash)
+      AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
 """)
 
 
 async def delete_world(session: AsyncSession, world: str) -> bool:
     """Delete a world and all that hangs on it, rejects too; whether there was one."""
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     found = (await session.execute(_DELETE_WORLD, {"world": world})).first() is not None
     await session.execute(_DELETE_REJECTS, {"world": world})
     return found
@@ -43,8 +61,38 @@ async def delete_world(session: AsyncSession, world: str) -> bool:
 
 async def delete_agent(session: AsyncSession, world: str, agent: str) -> bool:
     """Delete one agent and its memories; whether there was one."""
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     found = await session.execute(_DELETE_AGENT, {"world": world, "agent": agent})
     return found.first() is not None
+
+
+_AGENT_MEMORIES = text("""
+    SELECT (SELECT count(*) FROM memory m WHERE m.agent_id = a.id) AS memories
+    FROM agent a JOIN world w ON w.id = a.world_id
+    WHERE w.name = :world AND a.name = :agent
+""")
+
+
+async def agent_memories(session: AsyncSession, world: str, agent: str) -> int | None:
+    """How many memories an agent has; None: there is no such agent."""
+    found = await session.execute(_AGENT_MEMORIES, {"world": world, "agent": agent})
+    return found.scalar_one_or_none()
+
+
+async def give_up_parked(session: AsyncSession, hashes: Sequence[str] | None = None) -> int:
+    """Give up on these parked texts, or all, for good; how many there were.
+
+    Their memories stay, and get the zero vector: it scores below every other, and nothing waits
+    for it any more.
+    """
+    # Taken before the jobs' rows, as `collect_embeddings` takes them.
+    await session.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": LINK_LOCK})
+    spaces: dict[int, dict[bytes, NDArray[np.float32]]] = defaultdict(dict)
+    for space_id, content_hash, dimensions in await drop_parked(session, hashes):
+        spaces[space_id][content_hash] = np.zeros(dimensions, dtype=np.float32)
+    for space_id, vectors in spaces.items():
+        await store_vectors(session, space_id, vectors)
+    return sum(len(vectors) for vectors in spaces.values())
 
 
 async def collect_embeddings(session: AsyncSession) -> int:
@@ -52,6 +100,6 @@ async def collect_embeddings(session: AsyncSession) -> int:
 
     A memory recorded meanwhile with such a text keeps its pending row and is embedded anew.
     """
-    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LINK_LOCK})
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     await session.execute(_UNUSED_JOBS)
     return len((await session.execute(_UNUSED_EMBEDDINGS)).all())
