@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +28,17 @@ from aio_pika.abc import (
     AbstractIncomingMessage,
     DeliveryMode,
 )
+from aio_pika.exceptions import DeliveryError, PublishError
 from pydantic import SecretStr, ValidationError
 
-from tickmind.connecting import BROKER_ERRORS, declare
+from tickmind.clean import clean_text
+from tickmind.connecting import BROKER_ERRORS, declare, losses_told, url_for
 from tickmind.decoding import explain
+from tickmind.encoding import tick_bodies
 from tickmind.errors import InvalidMessage
 from tickmind.link import Link
-from tickmind.messages import MAX_BODY_BYTES, RecallReply, RecallRequest, TickEnded
-from tickmind.settings import BrokerSettings
+from tickmind.messages import RecallReply, RecallRequest
+from tickmind.settings import BrokerSettings, load
 from tickmind.telemetry import log, outgoing_headers
 from tickmind.topology import EVENTS, RECALL_QUEUE, RECORDER_QUEUE, tick_ended_key
 
@@ -44,8 +46,10 @@ __all__ = ["Answer", "MemoryClient", "Receipt"]
 
 _logger = logging.getLogger("tickmind.client")
 
-#: A tick may be published again this often within its timeout; each is the same event.
+#: A tick is sent this often within its timeout; each is the same event.
 _ATTEMPTS = 5
+#: Between two of them: at first; then twice as long each.
+_AGAIN_S = 0.1
 #: Waiting for the first connection before going on without: recalls are empty until it is there.
 _FIRST_CONNECTION_S = 5.0
 _REPLY_TO = "amq.rabbitmq.reply-to"
@@ -54,7 +58,12 @@ _REPLY_TO = "amq.rabbitmq.reply-to"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
     """What became of a published tick. Not confirmed: it may or may not have arrived; publish it
-    again, which is safe."""
+    again, which is safe.
+
+    `reason`: why it is not confirmed: `connection` (there is none), `timeout` (no answer in time),
+    `refused` (the recorder's queue is full), `unroutable` (it is not there and cannot be made).
+    `messages`: how many the tick took; `attempts`: how often they were sent.
+    """
 
     confirmed: bool
     reason: str | None = None
@@ -103,7 +112,7 @@ class MemoryClient:
     """Long-term memory for the agents of an engine.
 
     `url`: amqp(s)://user:password@host:5672/vhost; without one the TICKMIND_AMQP_* settings
-    count. `ca_file`: PEM of an own CA for amqps.
+    count. `ca_file`: PEM of an own CA for amqps. Raises ConfigurationError where they are wrong.
     """
 
     def __init__(self, url: str | None = None, *, ca_file: str | Path | None = None) -> None:
@@ -112,8 +121,10 @@ class MemoryClient:
             given["amqp_url"] = SecretStr(url)
         if ca_file is not None:
             given["amqp_ca_file"] = Path(ca_file)
-        settings = BrokerSettings(**given)
-        settings.broker_tls()  # a wrong URL or CA is told now, not at the first recall
+        settings = load(BrokerSettings, **given)
+        # A wrong URL or CA is told now, not at the first recall.
+        url_for(settings, name="client")
+        settings.broker_tls()
         self._calls = _Calls()
         self._numbers = itertools.count(1)
         self._events = Link(settings, name="events", confirms=True, opened=_declare_events)
@@ -162,27 +173,43 @@ class MemoryClient:
         world, tick or value that no message can hold; a decision the recorder cannot use is
         rejected there, and kept with its reason.
         """
-        bodies = _bodies(world, tick, decisions, time)
+        bodies = tick_bodies(world, tick, decisions, time)
         attempts = 0
-        reason = "timeout"
+        reason: str | None = "connection"
         try:
             async with asyncio.timeout(timeout_s):
-                for _ in range(_ATTEMPTS):
-                    attempts += 1
+                while reason is not None and attempts < _ATTEMPTS:
+                    if attempts:
+                        await asyncio.sleep(_AGAIN_S * 2 ** (attempts - 1))
                     channel = await self._events.wait()
-                    try:
-                        await _publish(channel, str(world), bodies)
-                    except BROKER_ERRORS as exc:
-                        reason = type(exc).__name__
-                        self._events.suspect(channel)
-                        await asyncio.sleep(0.05 * 2**attempts)
-                        continue
-                    return Receipt(confirmed=True, messages=len(bodies), attempts=attempts)
+                    attempts += 1
+                    reason = "timeout"  # what stands, should it come now
+                    reason = await self._publish(channel, str(world), bodies)
         except TimeoutError:
-            pass
+            if self._events.channel is None:
+                reason = "connection"
+        except ConnectionError:  # closed for good
+            reason = "connection"
         return Receipt(
-            confirmed=False, reason=reason, messages=len(bodies), attempts=max(1, attempts)
+            confirmed=reason is None, reason=reason, messages=len(bodies), attempts=attempts
         )
+
+    async def _publish(
+        self, channel: AbstractChannel, world: str, bodies: Sequence[bytes]
+    ) -> str | None:
+        """Why it is not confirmed; None: it is."""
+        try:
+            with losses_told():
+                await _publish(channel, world, bodies)
+        except PublishError:
+            self._events.suspect(channel)  # the next one declares the queue again
+            return "unroutable"
+        except DeliveryError:
+            return "refused"
+        except BROKER_ERRORS:
+            self._events.suspect(channel)
+            return "connection"
+        return None
 
     async def recall(
         self,
@@ -221,7 +248,10 @@ class MemoryClient:
                 {
                     "world": world,
                     "tick": tick,
-                    "queries": [{"agent": a, "observation": o} for a, o in queries],
+                    "queries": [
+                        {"agent": agent, "observation": _sayable(observation)}
+                        for agent, observation in queries
+                    ],
                     "deadline_ms": max(1, min(60_000, int(timeout_s * 1000))),
                     **options,
                 }
@@ -252,26 +282,27 @@ class MemoryClient:
 
     async def _ask(self, body: bytes, timeout_s: float) -> tuple[RecallReply | None, str | None]:
         """The reply, or None and why there is none."""
+        channel = self._recalls.channel
+        if channel is None:
+            return None, "connection"
         number = str(next(self._numbers))
         future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self._calls.waiting[number] = future
+        message = aio_pika.Message(
+            body,
+            content_type="application/json",
+            correlation_id=number,
+            reply_to=_REPLY_TO,
+            expiration=timeout_s,
+            headers=outgoing_headers(),
+        )
         try:
-            async with asyncio.timeout(timeout_s):
-                channel = self._recalls.channel
-                if channel is None:
-                    return None, "connection"
-                message = aio_pika.Message(
-                    body,
-                    content_type="application/json",
-                    correlation_id=number,
-                    reply_to=_REPLY_TO,
-                    expiration=timeout_s,
-                    headers=outgoing_headers(),
-                )
-                await channel.default_exchange.publish(
-                    message, routing_key=RECALL_QUEUE.name, mandatory=False
-                )
-                answer = await future
+            with losses_told():
+                async with asyncio.timeout(timeout_s):
+                    await channel.default_exchange.publish(
+                        message, routing_key=RECALL_QUEUE.name, mandatory=False
+                    )
+                    answer = await future
         except TimeoutError:
             return None, "timeout"
         except BROKER_ERRORS:
@@ -321,57 +352,6 @@ async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]
         await exchange.publish(message, routing_key=tick_ended_key(world), mandatory=True)
 
 
-def _bodies(
-    world: str | int, tick: int, decisions: Iterable[Mapping[str, Any]], time: str | None
-) -> list[bytes]:
-    """The messages of one tick, each at most MAX_BODY_BYTES where its decisions allow."""
-    try:
-        TickEnded.model_validate({"world": world, "tick": tick, "time": time, "decisions": []})
-    except ValidationError as exc:
-        raise InvalidMessage(explain(exc)) from exc
-    head = {"world": world, "tick": tick, "time": time}
-    try:
-        encoded = [(decision.get("place"), _json(decision)) for decision in decisions]
-    except (TypeError, ValueError) as exc:
-        msg = f"a decision cannot be said in JSON: {exc}"
-        raise InvalidMessage(msg) from exc
-    start = _json(head)[:-1] + b', "decisions": ['
-    room = MAX_BODY_BYTES - len(start) - 2
-    return [start + b",".join(part) + b"]}" for part in _parts(encoded, room)]
-
-
-def _json(value: object) -> bytes:
-    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot hold, goes as its escape."""
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value).encode()
-
-
-def _parts(encoded: Sequence[tuple[Any, bytes]], room: int) -> list[list[bytes]]:
-    """Decisions in as many parts as their size asks for.
-
-    Those of one place stay together where they fit, since who hears a talk may be told by place;
-    identical ones always do, since they are told apart by their order in one message.
-    """
-    if sum(len(body) + 1 for _, body in encoded) <= room:
-        return [[body for _, body in encoded]]
-    places: dict[Any, list[bytes]] = {}
-    for place, body in encoded:
-        places.setdefault(place if isinstance(place, str) else None, []).append(body)
-    parts: list[list[bytes]] = []
-    used = room + 1
-    for bodies in places.values():
-        size = sum(len(body) + 1 for body in bodies)
-        if used + size > room:
-            parts.append([])
-            used = 0
-        for body in sorted(bodies) if size > room else bodies:
-            last = parts[-1]
-            if last and used + len(body) + 1 > room and last[-1] != body:
-                last = []
-                parts.append(last)
-                used = 0
-            last.append(body)
-            used += len(body) + 1
-    return [part for part in parts if part]
+def _sayable(text: object) -> object:
+    """A text without what no message can hold; anything else is for the validation to refuse."""
+    return clean_text(text).text if isinstance(text, str) else text

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.connection import make_url
 from aiormq.exceptions import AMQPError
 
-from tickmind.errors import TransientError
+from tickmind.errors import ConfigurationError, TransientError
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
 from tickmind.topology import Queue
@@ -22,6 +25,8 @@ __all__ = [
     "FireAndForget",
     "connect",
     "declare",
+    "losses_told",
+    "tolerated",
     "url_for",
 ]
 
@@ -33,6 +38,10 @@ CONNECT_TIMEOUT_S = 10.0
 #: Seconds between heartbeats: a dead peer is noticed within two of them.
 HEARTBEAT_S = 20
 
+#: Longest wait to hand over a message that may be lost. RabbitMQ stops reading from publishers
+#: while it is short of memory or disk.
+HAND_OVER_S = 5.0
+
 _logger = logging.getLogger("tickmind.broker")
 
 
@@ -43,21 +52,61 @@ class BrokerUnavailable(TransientError):
 
 
 def url_for(settings: BrokerSettings, *, name: str) -> str:
-    """The broker's URL with our heartbeat, unless it names one, and the connection's name."""
-    url = settings.broker_url()
-    options = [f"name=tickmind-{name}"]
-    if "heartbeat=" not in url:
-        options.append(f"heartbeat={HEARTBEAT_S}")
-    return url + ("&" if "?" in url else "?") + "&".join(options)
+    """The broker's URL with our heartbeat, unless it names one, and the connection's name.
+
+    Raises ConfigurationError where it is none.
+    """
+    try:
+        url = make_url(settings.broker_url())
+        sound = bool(url.host)
+    except ValueError:
+        sound = False
+    if not sound:  # said without the cause, which would print the password
+        msg = "TICKMIND_AMQP_URL must look like amqp://user:password@host:5672/vhost"
+        raise ConfigurationError(msg)
+    options = {"heartbeat": str(HEARTBEAT_S), "name": f"tickmind-{name}"}
+    return str(url.with_query({**options, **url.query}))
+
+
+@contextmanager
+def losses_told() -> Iterator[None]:
+    """Raises ConnectionError for a loss that aiormq tells otherwise.
+
+    What waits on a connection that closes may get a bare Exception, or, where aiormq closes it
+    itself (missed heartbeats), a CancelledError though nobody cancelled us.
+    """
+    msg = "the connection was closed meanwhile"
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ConnectionError(msg) from exc
+    except Exception as exc:
+        if type(exc) is not Exception:
+            raise
+        raise ConnectionError(msg) from exc
+
+
+async def tolerated(call: Awaitable[object]) -> bool:
+    """Whether the broker took it; a lost connection or channel is nothing to raise for."""
+    try:
+        with losses_told():
+            await call
+    except BROKER_ERRORS:
+        return False
+    return True
 
 
 async def connect(settings: BrokerSettings, *, name: str) -> AbstractConnection:
     """One plain connection, which does not come back by itself. Raises BrokerUnavailable."""
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await aio_pika.connect(
-                url_for(settings, name=name), ssl_context=settings.broker_tls()
-            )
+        with losses_told():
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await aio_pika.connect(
+                    url_for(settings, name=name), ssl_context=settings.broker_tls()
+                )
     except BROKER_ERRORS as exc:
         msg = f"RabbitMQ cannot be reached ({type(exc).__name__}: {exc})"
         raise BrokerUnavailable(msg) from exc
@@ -98,18 +147,20 @@ class FireAndForget:
         exchange: str = "",
         **properties: Any,
     ) -> bool:
-        """Whether the message left this process."""
+        """Whether the message left this process; waits for that no longer than HAND_OVER_S."""
         try:
-            channel = self._channel
-            if channel is None or channel.is_closed:
-                channel = await self._open()
-            target = (
-                await channel.get_exchange(exchange, ensure=False)
-                if exchange
-                else channel.default_exchange
-            )
-            message = aio_pika.Message(body, **properties)
-            await target.publish(message, routing_key=routing_key, mandatory=False)
+            with losses_told():
+                async with asyncio.timeout(HAND_OVER_S):
+                    channel = self._channel
+                    if channel is None or channel.is_closed:
+                        channel = await self._open()
+                    target = (
+                        await channel.get_exchange(exchange, ensure=False)
+                        if exchange
+                        else channel.default_exchange
+                    )
+                    message = aio_pika.Message(body, **properties)
+                    await target.publish(message, routing_key=routing_key, mandatory=False)
         except (*BROKER_ERRORS, BrokerUnavailable) as exc:
             log(_logger, logging.WARNING, "publish_lost", error=type(exc).__name__)
             return False

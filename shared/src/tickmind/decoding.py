@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -71,7 +74,12 @@ _NOT_A_NUMBER: Final = _NotANumber()
 #: the tick.
 _DECODER: Final = json.JSONDecoder(parse_constant=lambda _: _NOT_A_NUMBER, strict=False)
 
+#: Python gives up after some hundred levels; the contract has four, and ignores what it does not
+#: know.
+_TOO_DEEP: Final = "the body is nested too deeply to be a message"
+
 _DECISION: Final = TypeAdapter(Decision)
+_DECISIONS: Final = TypeAdapter(list[Decision])
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
@@ -111,15 +119,17 @@ def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
         raise InvalidMessage(msg) from exc
     try:
         value = _DECODER.decode(text.removeprefix("\ufeff"))
+        # Strict UTF-8 holds no surrogate: only an escape, or a raw NUL, can bring in either.
+        if "\\u" in text or "\x00" in text:
+            return (cleaning or _Cleaning()).tree(value)
     except RecursionError as exc:
-        msg = "the body is nested too deeply to be a message"
-        raise InvalidMessage(msg) from exc
-    except ValueError as exc:
+        raise InvalidMessage(_TOO_DEEP) from exc
+    except json.JSONDecodeError as exc:
         msg = f"the body is not JSON: {exc}"
         raise InvalidMessage(msg) from exc
-    # Strict UTF-8 holds no surrogate: only an escape, or a raw NUL, can bring in either.
-    if "\\u" in text or "\x00" in text:
-        return (cleaning or _Cleaning()).tree(value)
+    except ValueError as exc:  # the only other one: Python's limit on the digits of an integer
+        msg = f"the body holds an integer of more than {sys.get_int_max_str_digits()} digits"
+        raise InvalidMessage(msg) from exc
     return value
 
 
@@ -134,9 +144,11 @@ def _holds_no_number(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can say it again: NaN and Infinity become their names."""
+    """The value as JSON can say it again: what is no number becomes a word that says so."""
     if value is _NOT_A_NUMBER:
         return "NaN"
+    if isinstance(value, float) and not math.isfinite(value):  # 1e999 is JSON, and too large
+        return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -149,7 +161,7 @@ def explain(exc: ValidationError, *, at_most: int = 3) -> str:
     parts = []
     for error in exc.errors(include_url=False, include_input=False)[:at_most]:
         where = ".".join(str(step) for step in error["loc"]) or "message"
-        parts.append(f"{where}: {error['msg']}")
+        parts.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
     more = exc.error_count() - at_most
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 
@@ -163,10 +175,22 @@ def _check(validate: Callable[[Any], _Model], value: Any) -> _Model:
 
 def decode_tick(body: bytes) -> DecodedTick:
     """Check a tick.ended body. Raises InvalidMessage where the message as a whole is unusable."""
+    try:
+        return _decode_tick(body)
+    except RecursionError as exc:  # looking for NaN in it, or saying it again
+        raise InvalidMessage(_TOO_DEEP) from exc
+
+
+def _decode_tick(body: bytes) -> DecodedTick:
     cleaning = _Cleaning()
     value = parse_json(body, cleaning)
     envelope = _check(TickEnvelope.model_validate, value)
     suspicious = b"NaN" in body or b"Infinity" in body
+    if not suspicious:
+        # All in one call where all are sound, as nearly always; else one by one, to know which.
+        with contextlib.suppress(ValidationError):
+            sound = _DECISIONS.validate_python(envelope.decisions)
+            return _decoded(envelope, sound, [], cleaning)
     decisions: list[Decision] = []
     rejected: list[Rejected] = []
     for raw in envelope.decisions:
@@ -179,6 +203,15 @@ def decode_tick(body: bytes) -> DecodedTick:
             rejected.append(
                 Rejected(reason=exc.reason, detail=str(exc), body=_alone(envelope, raw))
             )
+    return _decoded(envelope, decisions, rejected, cleaning)
+
+
+def _decoded(
+    envelope: TickEnvelope,
+    decisions: Sequence[Decision],
+    rejected: Sequence[Rejected],
+    cleaning: _Cleaning,
+) -> DecodedTick:
     return DecodedTick(
         world=envelope.world,
         tick=envelope.tick,

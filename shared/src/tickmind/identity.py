@@ -14,6 +14,12 @@ KEY_BYTES = 16
 _FIELD = b"\x00"  # names hold no NUL (removed on decoding), so fields cannot run together
 
 
+# Made once: json.dumps with other than its defaults makes one anew for every call.
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
+)
+
+
 def _digest(*parts: bytes) -> bytes:
     return blake2b(_FIELD.join(parts), digest_size=KEY_BYTES).digest()
 
@@ -23,9 +29,7 @@ def canonical(decision: dict[str, Any]) -> bytes:
 
     Absent and null are the same, so that a field added to the contract later changes no key.
     """
-    return json.dumps(
-        decision, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    ).encode()
+    return _CANONICAL.encode(decision).encode()
 
 
 def event_key(
@@ -51,6 +55,9 @@ def content_hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
 
 
-def reject_key(reason: str, body: bytes) -> bytes:
-    """Key of a refused input, so that its redelivery is counted and not kept twice."""
-    return _digest(reason.encode(), body)
+def reject_key(reason: str, world: str | None, body: bytes) -> bytes:
+    """Key of a refused input, so that its redelivery is counted and not kept twice.
+
+    `world`: as far as it is known; each world's rejects are its own and go with it.
+    """
+    return _digest(reason.encode(), (world or "").encode(), body)

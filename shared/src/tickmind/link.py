@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, connect
+from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, connect, losses_told, tolerated
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
 
@@ -20,12 +20,15 @@ _logger = logging.getLogger("tickmind.client")
 
 #: Between two tries to connect: at first, and at most; jittered.
 _WAIT_FIRST_S, _WAIT_MOST_S = 0.1, 5.0
+#: Longest wait for the goodbye of a connection that may be dead already.
+_GOODBYE_S = 2.0
 
 
 class Link:
     """A connection with one channel, opened anew whenever it breaks.
 
-    `opened(channel)` prepares a new channel; `lost()` is called once for each one that broke.
+    `opened(connection, channel)` prepares a new channel; `lost()` is called once for each one
+    that broke.
     """
 
     def __init__(
@@ -45,68 +48,79 @@ class Link:
         self._ready = asyncio.Event()
         self._broken = asyncio.Event()
         self._channel: AbstractChannel | None = None
+        self._delay_s = _WAIT_FIRST_S
         self._keeping: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
+        self._closed = False
+        self._ready.clear()
         self._keeping = asyncio.create_task(self._keep())
 
     @property
     def channel(self) -> AbstractChannel | None:
         """The open channel; None while there is none."""
-        return self._channel if self._ready.is_set() else None
+        return self._channel
 
     async def wait(self) -> AbstractChannel:
-        """The channel, once there is one."""
-        while (channel := self.channel) is None:
+        """The channel, once there is one. Raises ConnectionError once closed for good."""
+        while (channel := self._channel) is None:
+            if self._closed:
+                msg = "this client is closed"
+                raise ConnectionError(msg)
             await self._ready.wait()
         return channel
 
     def suspect(self, channel: AbstractChannel) -> None:
         """Something went wrong on it: if it is still ours, open a new one."""
         if channel is self._channel:
-            self._break()
-
-    def _break(self) -> None:
-        if self._ready.is_set():
-            self._ready.clear()
-            self._lost()
-        self._broken.set()
+            self._broken.set()
 
     async def _keep(self) -> None:
-        delay = _WAIT_FIRST_S
-        while True:
+        while not self._closed:
             try:
-                connection = await connect(self._settings, name=self._name)
-            except BrokerUnavailable as exc:
-                log(_logger, logging.WARNING, "waiting", broker=str(exc))
-                await asyncio.sleep(delay * (0.5 + random.random() / 2))
-                delay = min(_WAIT_MOST_S, delay * 2)
-                continue
-            try:
-                self._broken.clear()
-                connection.close_callbacks.add(lambda *_: self._break())
-                channel = await connection.channel(
-                    publisher_confirms=self._confirms, on_return_raises=self._confirms
-                )
-                channel.close_callbacks.add(lambda *_: self._break())
-                await self._opened(connection, channel)
-                self._channel = channel
-                self._ready.set()
-                delay = _WAIT_FIRST_S
-                await self._broken.wait()
-            except BROKER_ERRORS as exc:
-                log(_logger, logging.WARNING, "link_failed", error=type(exc).__name__)
-                await asyncio.sleep(delay)
-                delay = min(_WAIT_MOST_S, delay * 2)
-            finally:
-                self._break()
-                with contextlib.suppress(*BROKER_ERRORS):
-                    await connection.close()
+                with losses_told():
+                    await self._hold()
+            except (BrokerUnavailable, *BROKER_ERRORS) as exc:
+                log(_logger, logging.WARNING, "waiting", broker=f"{type(exc).__name__}: {exc}")
+                await asyncio.sleep(self._delay_s * (0.5 + random.random() / 2))
+                self._delay_s = min(_WAIT_MOST_S, self._delay_s * 2)
+
+    async def _hold(self) -> None:
+        """One connection, from its opening to its end."""
+        connection = await connect(self._settings, name=self._name)
+        # Its own: what an older connection still has to say must not end this one.
+        broken = asyncio.Event()
+        try:
+            connection.close_callbacks.add(lambda *_: broken.set())
+            channel = await connection.channel(
+                publisher_confirms=self._confirms, on_return_raises=self._confirms
+            )
+            channel.close_callbacks.add(lambda *_: broken.set())
+            await self._opened(connection, channel)
+            self._channel, self._broken = channel, broken
+            self._delay_s = _WAIT_FIRST_S
+            self._ready.set()
+            await broken.wait()
+        finally:
+            if self._channel is not None:
+                self._channel = None
+                self._ready.clear()
+                self._lost()
+            await tolerated(_within(_GOODBYE_S, connection.close()))
 
     async def close(self) -> None:
         """Close the connection for good."""
+        self._closed = True
+        self._ready.set()  # whoever waits learns that nothing will come
         if self._keeping is not None:
             self._keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeping
             self._keeping = None
+
+
+async def _within(seconds: float, call: Awaitable[None]) -> None:
+    # Not asyncio.wait_for, which forgets a cancellation that comes with the result (Python 3.11).
+    async with asyncio.timeout(seconds):
+        await call

@@ -22,6 +22,7 @@ from tickmind.memory import MAX_TICK
 
 __all__ = [
     "MAX_BODY_BYTES",
+    "MAX_NAME_CHARS",
     "MAX_QUERIES",
     "AgentReply",
     "Decision",
@@ -87,8 +88,9 @@ def _instant(value: object) -> object:
 
 Name = Annotated[
     str,
-    BeforeValidator(_name),
+    # Before the validator, so that a name's length is spoken of as a string's.
     Field(min_length=1, max_length=MAX_NAME_CHARS),
+    BeforeValidator(_name),
     WithJsonSchema(
         {
             "anyOf": [

@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 
 from tickmind.errors import ConfigurationError
 from tickmind.wording import LANGUAGES, Language, Template
 
-__all__ = ["Action", "Policy", "WorldPolicy", "default_policy", "load_policy"]
+__all__ = ["Action", "Policy", "WorldPolicy", "default_policy", "load_policy", "parse_policy"]
 
 
 def _templates(value: Any) -> Any:
     sources = [value] if isinstance(value, str) else value
-    if not isinstance(sources, list) or not sources:
+    if (
+        not isinstance(sources, list)
+        or not sources
+        or not all(isinstance(source, str) for source in sources)
+    ):
         msg = "must be a wording or a list of wordings"
         raise ValueError(msg)
     return tuple(Template.parse(source) for source in sources)
 
 
 Templates = Annotated[tuple[Template, ...], BeforeValidator(_templates)]
+
+
+def _every_language(wordings: dict[Language, Any]) -> dict[Language, Any]:
+    missing = [language for language in LANGUAGES if language not in wordings]
+    if wordings and missing:
+        msg = f"lacks {', '.join(missing)}"
+        raise ValueError(msg)
+    return wordings
+
+
+def _not_empty(wordings: dict[Language, Any]) -> dict[Language, Any]:
+    if not wordings:
+        msg = f"needs a wording for each of {', '.join(LANGUAGES)}"
+        raise ValueError(msg)
+    return wordings
+
+
+def _without_speaker(wordings: dict[Language, tuple[Template, ...]]) -> dict[Language, Any]:
+    if any("speaker" in template.gaps for words in wordings.values() for template in words):
+        msg = "{speaker} is known to hearers only: {agent} is the one who acts"
+        raise ValueError(msg)
+    return dict(wordings)
+
+
+Wordings = Annotated[dict[Language, Templates], AfterValidator(_every_language)]
 Audience = Literal["same_place", "message", "none"]
 
 
@@ -38,21 +77,23 @@ class Action(_Part):
     kind: Annotated[str, Field(min_length=1, max_length=50)] = "observation"
     core: bool = False
     audience: Audience | None = None
-    wording: dict[Language, Templates]
-    heard: dict[Language, Templates] = {}
-
-    @model_validator(mode="after")
-    def _every_language(self) -> Action:
-        for name in ("wording", "heard"):
-            given = getattr(self, name)
-            missing = [language for language in LANGUAGES if language not in given]
-            if (given and missing) or (name == "wording" and not given):
-                msg = f"{name} lacks {', '.join(missing)}"
-                raise ValueError(msg)
-        return self
+    wording: Annotated[Wordings, AfterValidator(_not_empty), AfterValidator(_without_speaker)]
+    heard: Wordings = {}
 
     def words(self, language: Language, *, heard: bool = False) -> tuple[Template, ...]:
         return (self.heard if heard else self.wording)[language]
+
+
+def _branch(value: Any) -> str:
+    return "<drop>" if isinstance(value, str) else "<action>"
+
+
+#: What the policy says of one action. Told apart by their type, so that an error speaks of the
+#: one that was meant.
+Rule = Annotated[
+    Annotated[Action, Tag("<action>")] | Annotated[Literal["drop"], Tag("<drop>")],
+    Discriminator(_branch),
+]
 
 
 class WorldPolicy(_Part):
@@ -61,8 +102,8 @@ class WorldPolicy(_Part):
     language: Literal["auto", "en", "zh", "ja"] = "auto"
     audience: Audience = "same_place"
     max_hearers: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 50
-    actions: dict[str, Action | Literal["drop"]]
-    other: Action | Literal["drop"]
+    actions: dict[str, Rule]
+    other: Rule
 
 
 class Policy(_Part):
@@ -89,12 +130,35 @@ def _merge(base: Any, change: Any) -> Any:
     return change
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML whose keys are the words that stand there (7 and no are names here, not a number and
+    false), each once, and whose dates are text."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                msg = "a name must be a single word or text"
+                raise yaml.constructor.ConstructorError(None, None, msg, key.start_mark)
+            if key.value in seen:
+                msg = f"{key.value} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, msg, key.start_mark)
+            seen.add(key.value)
+        self.flatten_mapping(node)  # `<<: *anchor`
+        return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
+
+
 def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
     """1-based line of the deepest part of `path` that the document has."""
     line = node.start_mark.line + 1 if node is not None else 1
     for step in path:
         if isinstance(node, yaml.MappingNode):
-            found = next(((k, v) for k, v in node.value if str(k.value) == str(step)), None)
+            found = next(((k, v) for k, v in node.value if k.value == str(step)), None)
             if found is None:
                 continue  # a step of the model, not of the file (a union's branch)
             line, node = found[0].start_mark.line + 1, found[1]
@@ -106,37 +170,64 @@ def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
     return line
 
 
-def parse_policy(text: str, *, source: str) -> Policy:
-    """Policy from YAML. Raises ConfigurationError naming the file, the line and what is wrong."""
+def _load(text: str, source: str) -> tuple[yaml.Node | None, Any]:
+    """The document's nodes, for their lines, and what they say. Raises ConfigurationError."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        raw = yaml.safe_load(text)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as exc:
         line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-        msg = f"{source}, line {line}: not YAML: {exc.problem}"
+        what = "" if isinstance(exc, yaml.constructor.ConstructorError) else "not YAML: "
+        msg = f"{source}, line {line}: {what}{exc.problem}"
         raise ConfigurationError(msg) from exc
-    except yaml.YAMLError as exc:
+    except yaml.reader.ReaderError as exc:
+        line = text.count("\n", 0, exc.position) + 1
+        msg = f"{source}, line {line}: not YAML: it may not hold U+{exc.character:04X}"
+        raise ConfigurationError(msg) from exc
+    except RecursionError as exc:
+        msg = f"{source}: nested too deeply to be a policy"
+        raise ConfigurationError(msg) from exc
+    except ValueError as exc:  # what looks like a number and is none, such as 0b_
         msg = f"{source}: not YAML: {exc}"
         raise ConfigurationError(msg) from exc
-    if not isinstance(raw, dict):
-        msg = f"{source}, line 1: a policy is a mapping with version, defaults and worlds"
-        raise ConfigurationError(msg)
-    worlds = raw.get("worlds")
-    if isinstance(worlds, dict):
-        defaults = raw.get("defaults")
-        raw = {**raw, "worlds": {str(k): _merge(defaults, v or {}) for k, v in worlds.items()}}
-    elif worlds is None:
-        raw = {**raw, "worlds": {}}
+
+
+def _validated(raw: dict[str, Any], node: yaml.Node | None, source: str) -> Policy:
     try:
         return Policy.model_validate(raw)
     except ValidationError as exc:
         errors = exc.errors(include_url=False)
-        # Of a union's branches, the one that got furthest into the value says the most.
-        first = max(errors, key=lambda error: len(error["loc"]))
-        where = ".".join(str(step) for step in first["loc"] if step not in ("Action", "drop"))
+        # A misspelt name says more than the name that is missing for it.
+        first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+        told = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            told = "there is no such setting"
+        where = ".".join(str(step) for step in first["loc"] if not str(step).startswith("<"))
         line = _line_of(node, first["loc"])
-        msg = f"{source}, line {line}: {where}: {first['msg']}"
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        msg = f"{source}, line {line}: {where}: {told}{more}"
         raise ConfigurationError(msg) from exc
+
+
+def parse_policy(text: str, *, source: str) -> Policy:
+    """Policy from YAML. Raises ConfigurationError naming the file, the line and what is wrong."""
+    node, raw = _load(text, source)
+    if not isinstance(raw, dict):
+        msg = f"{source}, line 1: a policy is a mapping with version, defaults and worlds"
+        raise ConfigurationError(msg)
+    worlds = raw.pop("worlds", None)
+    # First without the worlds: what is wrong with the defaults would be wrong with each of them.
+    policy = _validated(raw, node, source)
+    if worlds is None:
+        return policy
+    if isinstance(worlds, dict):
+        defaults = raw["defaults"]
+        worlds = {
+            name: _merge(defaults, {} if changes is None else changes)
+            for name, changes in worlds.items()
+        }
+    return _validated({**raw, "worlds": worlds}, node, source)
 
 
 def load_policy(path: Path) -> Policy:

@@ -15,10 +15,12 @@ __all__ = [
     "DEAD_LETTER_QUEUE",
     "EMBEDDER_QUEUE",
     "EVENTS",
+    "MAX_KEY_BYTES",
     "RECALL_QUEUE",
     "RECORDED_KEY",
     "RECORDER_QUEUE",
     "TICK_ENDED_PATTERN",
+    "TICK_ENDED_PREFIX",
     "Exchange",
     "Queue",
     "tick_ended_key",
@@ -55,7 +57,9 @@ DEAD_LETTER_QUEUE = Queue(
     bind_key="",
 )
 
-TICK_ENDED_PATTERN = "tick.ended.v1.#"
+#: What the routing key of a world's ticks begins with.
+TICK_ENDED_PREFIX = "tick.ended.v1."
+TICK_ENDED_PATTERN = TICK_ENDED_PREFIX + "#"
 RECORDED_KEY = "memory.recorded.v1"
 
 RECORDER_QUEUE = Queue(
@@ -99,19 +103,19 @@ RECALL_QUEUE = Queue(
 # the broker close the connection that publishes to it.
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"
 _DIRECT_REPLY_TO = re.compile(r"amq\.rabbitmq\.reply-to(\.[A-Za-z0-9+/=_-]+)+")
-_MAX_SHORT_STRING = 255  # AMQP 0-9-1 short string, in bytes
+#: Longest routing key or queue name: AMQP 0-9-1 short string.
+MAX_KEY_BYTES = 255
 
 
 def tick_ended_key(world: str) -> str:
     """Routing key of a world's ticks; the world percent-encoded, dots too, within 255 bytes."""
     encoded = quote(world, safe="").replace(".", "%2E").replace("~", "%7E")
-    prefix = "tick.ended.v1."
-    return prefix + encoded[: _MAX_SHORT_STRING - len(prefix)]
+    return TICK_ENDED_PREFIX + encoded[: MAX_KEY_BYTES - len(TICK_ENDED_PREFIX)]
 
 
 def valid_reply_to(reply_to: str | None) -> bool:
     """Whether replies can be published to this queue name without harm to the connection."""
-    if not reply_to or len(reply_to.encode(errors="replace")) > _MAX_SHORT_STRING:
+    if not reply_to or len(reply_to.encode(errors="replace")) > MAX_KEY_BYTES:
         return False
     if reply_to.startswith(_DIRECT_REPLY):
         return _DIRECT_REPLY_TO.fullmatch(reply_to) is not None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Literal
 
+from tickmind.clean import is_blank
+
 __all__ = ["FIELDS", "LANGUAGES", "Language", "Template", "language_of", "word"]
 
 Language = Literal["en", "zh", "ja"]
@@ -26,13 +28,17 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One parsed wording: alternating literals and gaps. Raises ValueError for a bad one."""
+    """One parsed wording: alternating literals and gaps."""
 
     parts: tuple[tuple[str, str | None], ...]
     gaps: frozenset[str]
 
     @classmethod
     def parse(cls, source: str) -> Template:
+        """Raises ValueError, saying why, for a wording that could not be filled or says nothing."""
+        if is_blank(source):
+            msg = "a wording must say something"
+            raise ValueError(msg)
         parts: list[tuple[str, str | None]] = []
         for literal, gap, spec, conversion in Formatter().parse(source):
             if gap is not None and (gap not in FIELDS or spec or conversion):

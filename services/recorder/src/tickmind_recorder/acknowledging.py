@@ -5,60 +5,87 @@ A channel numbers its deliveries 1, 2, 3, …; once all up to n are stored, one 
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+from collections.abc import Awaitable
+from typing import Protocol
 
-from aio_pika.abc import AbstractIncomingMessage
+from opentelemetry.context import Context
 
-from tickmind.connecting import BROKER_ERRORS
+from tickmind.connecting import tolerated
 from tickmind_recorder.handler import Delivery
 
 __all__ = ["Acknowledged", "ChannelAcks"]
+
+
+class _Channel(Protocol):
+    """What of a channel is needed here (aiormq's has it)."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> Awaitable[None]: ...
+
+    def basic_reject(self, delivery_tag: int, *, requeue: bool = True) -> Awaitable[None]: ...
 
 
 class ChannelAcks:
     """What of one channel's deliveries is done. A closed channel's are delivered anew: nothing
     is said about them, and a second storing changes nothing."""
 
-    def __init__(self) -> None:
-        self._settled: dict[int, AbstractIncomingMessage | None] = {}
+    def __init__(self, channel: _Channel) -> None:
+        self._channel = channel
+        self._settled: dict[int, bool] = {}  # tag: whether it still has to be acknowledged
         self._said = 0
+        # A tag that reaches the broker after a higher one with `multiple` is unknown to it by
+        # then, for which it closes the channel.
+        self._in_order = asyncio.Lock()
 
-    async def done(self, message: AbstractIncomingMessage) -> None:
-        """Note one delivery as stored; acknowledge all that are, up to the first that is not."""
-        await self._settle(message, acknowledge=True)
+    @property
+    def lost(self) -> bool:
+        """Whether the channel is closed, and its deliveries another's by now."""
+        return self._channel.is_closed
 
-    async def give_up(self, message: AbstractIncomingMessage) -> None:
-        """To the dead letters."""
-        with contextlib.suppress(*BROKER_ERRORS):
-            await message.reject(requeue=False)
-        await self._settle(message, acknowledge=False)
+    def settle(self, tag: int) -> None:
+        """Note one delivery as stored."""
+        self._settled[tag] = True
 
-    async def _settle(self, message: AbstractIncomingMessage, *, acknowledge: bool) -> None:
-        assert message.delivery_tag is not None
-        self._settled[message.delivery_tag] = message if acknowledge else None
-        last: AbstractIncomingMessage | None = None
-        while self._said + 1 in self._settled:
-            self._said += 1
-            last = self._settled.pop(self._said) or last
-        if last is not None:
-            with contextlib.suppress(*BROKER_ERRORS):  # the channel is gone
-                await last.ack(multiple=True)
+    async def give_up(self, tag: int) -> None:
+        """One delivery to the dead letters."""
+        async with self._in_order:
+            await tolerated(self._channel.basic_reject(tag, requeue=False))
+            self._settled[tag] = False
+
+    async def flush(self) -> None:
+        """Acknowledge all that are settled, up to the first that is not."""
+        async with self._in_order:
+            last = 0
+            while self._said + 1 in self._settled:
+                self._said += 1
+                if self._settled.pop(self._said):
+                    last = self._said
+            if last:
+                await tolerated(self._channel.basic_ack(last, multiple=True))
 
 
 class Acknowledged:
     """One delivery with its way back."""
 
-    __slots__ = ("_acks", "_message", "delivery")
+    __slots__ = ("channel", "delivery", "tag", "trace")
 
     def __init__(
-        self, delivery: Delivery, message: AbstractIncomingMessage, acks: ChannelAcks
+        self, delivery: Delivery, tag: int, channel: ChannelAcks, *, trace: Context | None = None
     ) -> None:
         self.delivery = delivery
-        self._message = message
-        self._acks = acks
+        self.trace = trace
+        self.tag = tag
+        self.channel = channel
 
-    async def done(self) -> None:
-        await self._acks.done(self._message)
+    @property
+    def lost(self) -> bool:
+        return self.channel.lost
+
+    def settle(self) -> None:
+        self.channel.settle(self.tag)
 
     async def give_up(self) -> None:
-        await self._acks.give_up(self._message)
+        await self.channel.give_up(self.tag)

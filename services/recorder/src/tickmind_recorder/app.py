@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Awaitable
 from weakref import WeakKeyDictionary
 
+from aiormq.abc import AbstractChannel
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import RabbitMessage
 from prometheus_client import CollectorRegistry
@@ -21,17 +23,22 @@ from tickmind.broker import (
     start,
     whole,
 )
-from tickmind.connecting import FireAndForget
+from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, FireAndForget
 from tickmind.database import Database
+from tickmind.foreign import read_foreign_properties
 from tickmind.policy import default_policy, load_policy
 from tickmind.service import App
-from tickmind.telemetry import outgoing_headers
+from tickmind.telemetry import outgoing_headers, read_headers
 from tickmind_recorder.acknowledging import Acknowledged, ChannelAcks
 from tickmind_recorder.batching import Batcher
 from tickmind_recorder.handler import Handler, Metrics
+from tickmind_recorder.hinting import Hints
 from tickmind_recorder.settings import RecorderSettings
 
 __all__ = ["create_app"]
+
+#: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
+_GOODBYE_S = 3.0
 
 
 def create_app(settings: RecorderSettings) -> App:
@@ -41,14 +48,15 @@ def create_app(settings: RecorderSettings) -> App:
         if settings.recorder_policy_file
         else default_policy()
     )
+    read_foreign_properties()
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-recorder", vectors=False)
     handler = Handler(database, policy, Metrics(registry))
-    hints = FireAndForget(settings, name="recorder-hints")
+    connection = FireAndForget(settings, name="recorder-hints")
     broker = create_broker(settings, name="recorder", prefetch=settings.recorder_prefetch)
 
     async def hint() -> None:
-        await hints.publish(
+        await connection.publish(
             b"{}",
             exchange=topology.EVENTS.name,
             routing_key=topology.RECORDED_KEY,
@@ -56,13 +64,14 @@ def create_app(settings: RecorderSettings) -> App:
             headers=outgoing_headers(),
         )
 
+    hints = Hints(hint)
     batcher = Batcher(
         handler,
         batch_decisions=settings.recorder_batch_decisions,
         batch_s=settings.recorder_batch_ms / 1000,
-        stored=hint,
+        stored=hints.give,
     )
-    acks: WeakKeyDictionary[Any, ChannelAcks] = WeakKeyDictionary()
+    acks: WeakKeyDictionary[AbstractChannel, ChannelAcks] = WeakKeyDictionary()
 
     subscriber = broker.subscriber(
         rabbit_queue(topology.RECORDER_QUEUE),
@@ -75,25 +84,43 @@ def create_app(settings: RecorderSettings) -> App:
     @subscriber
     async def tick_ended(message: RabbitMessage) -> None:
         raw = message.raw_message
+        try:
+            channel = raw.channel
+        except BROKER_ERRORS:  # closed meanwhile: it will be delivered again
+            return
+        if channel not in acks:
+            batcher.forget_lost()
+            acks[channel] = ChannelAcks(channel)
         delivery = handler.read(raw.body, raw.routing_key or "")
-        batcher.put(Acknowledged(delivery, raw, acks.setdefault(raw.channel, ChannelAcks())))
+        assert raw.delivery_tag is not None
+        trace = read_headers(raw.headers) if "traceparent" in raw.headers else None
+        batcher.put(Acknowledged(delivery, raw.delivery_tag, acks[channel], trace=trace))
+
+    async def dead_letters() -> None:
+        try:
+            await declare_dead_letters(settings)
+        except BrokerUnavailable as exc:
+            raise ConnectionError(str(exc)) from exc  # `start` waits and tries again
 
     async def work(stop: asyncio.Event) -> None:
-        application = FastStream(broker, logger=None)
-        await declare_dead_letters(settings)
+        application = FastStream(broker, logger=None, on_startup=[dead_letters])
         storing = asyncio.create_task(batcher.run())
+        hinting = asyncio.create_task(hints.run())
         stopping = asyncio.create_task(stop.wait())
         try:
             if await start(application, stop):
-                await asyncio.wait({storing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            await subscriber.stop()
+                await asyncio.wait(
+                    {storing, hinting, stopping}, return_when=asyncio.FIRST_COMPLETED
+                )
+            await _briefly(subscriber.stop())
             batcher.close()
             await storing
         finally:
-            stopping.cancel()
-            storing.cancel()
-            await application.stop()
-            await hints.close()
+            for task in (stopping, storing, hinting):
+                task.cancel()
+            if not await _briefly(application.stop()):
+                await _briefly((await broker.connect()).close())
+            await connection.close()
             await database.dispose()
 
     return App(
@@ -106,3 +133,13 @@ def create_app(settings: RecorderSettings) -> App:
         work=work,
         registry=registry,
     )
+
+
+async def _briefly(goodbye: Awaitable[object]) -> bool:
+    """Whether the broker took its leave in time; nothing hangs on it."""
+    # FastStream gathers what its subscribers raise into a group.
+    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
+        async with asyncio.timeout(_GOODBYE_S):
+            await goodbye
+        return True
+    return False

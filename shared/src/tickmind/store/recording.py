@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -196,18 +197,24 @@ async def insert_receipts(session: AsyncSession, receipts: Iterable[Receipt]) ->
 
 
 _INSERT_REJECTS = text("""
-    INSERT INTO reject AS r (reject_key, reason, detail, routing_key, world, body)
-    SELECT * FROM unnest(CAST(:keys AS bytea[]), CAST(:reasons AS text[]),
-                         CAST(:details AS text[]), CAST(:routing_keys AS text[]),
-                         CAST(:worlds AS text[]), CAST(:bodies AS bytea[]))
+    INSERT INTO reject AS r (reject_key, times, reason, detail, routing_key, world, body)
+    SELECT * FROM unnest(CAST(:keys AS bytea[]), CAST(:times AS bigint[]),
+                         CAST(:reasons AS text[]), CAST(:details AS text[]),
+                         CAST(:routing_keys AS text[]), CAST(:worlds AS text[]),
+                         CAST(:bodies AS bytea[]))
     ON CONFLICT (reject_key) DO UPDATE
-    SET times = r.times + 1, last_received = excluded.last_received
+    SET times = r.times + excluded.times, last_received = excluded.last_received
 """)
 
 
 async def insert_rejects(session: AsyncSession, rejects: Iterable[RejectRow]) -> None:
     """Keep refused input with its reason, each distinct one once, counting its returns."""
-    merged = {reject_key(row.rejected.reason, row.rejected.body): row for row in rejects}
+    merged: dict[bytes, RejectRow] = {}
+    times: Counter[bytes] = Counter()
+    for row in rejects:
+        key = reject_key(row.rejected.reason, row.world, row.rejected.body)
+        merged[key] = row
+        times[key] += 1
     if not merged:
         return
     keys = sorted(merged)
@@ -216,6 +223,7 @@ async def insert_rejects(session: AsyncSession, rejects: Iterable[RejectRow]) ->
         _INSERT_REJECTS,
         {
             "keys": keys,
+            "times": [times[key] for key in keys],
             "reasons": [row.rejected.reason for row in rows],
             # PostgreSQL's text takes no NUL and no lone surrogate, whatever a key may hold.
             "details": [_sayable(row.rejected.detail) for row in rows],

@@ -1,0 +1,199 @@
+"""How a tick becomes messages, and what the client refuses before it sends anything."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tickmind import MemoryClient
+from tickmind.decoding import decode_tick
+from tickmind.encoding import tick_bodies
+from tickmind.errors import ConfigurationError, InvalidMessage
+from tickmind.messages import MAX_BODY_BYTES
+
+
+def _talk(agent: str, size: int, **fields: Any) -> dict[str, Any]:
+    return {"agent": agent, "action": "talk", "speech": "x" * size} | fields
+
+
+def _bodies(*decisions: Any, world: str | int = "w", tick: int = 1) -> list[bytes]:
+    return tick_bodies(world, tick, decisions, None)
+
+
+def _agents(bodies: list[bytes]) -> list[list[str]]:
+    return [[decision.agent for decision in decode_tick(body).decisions] for body in bodies]
+
+
+def test_a_small_tick_is_one_message_as_given() -> None:
+    decisions = [_talk("bob", 5), {"agent": 17, "action": "move", "target": [1, 2.5]}]
+
+    (body,) = tick_bodies("w", 2**53 + 1, decisions, "2026-08-02T09:00:00Z")
+
+    assert json.loads(body) == {
+        "world": "w",
+        "tick": 2**53 + 1,
+        "time": "2026-08-02T09:00:00Z",
+        "decisions": decisions,
+    }
+
+
+def test_an_empty_tick_is_a_message_too() -> None:
+    assert _agents(_bodies()) == [[]]
+
+
+def test_a_large_tick_is_split_without_losing_a_decision() -> None:
+    decisions = [_talk(f"agent-{number}", 10_000 + number) for number in range(300)]
+
+    bodies = _bodies(*decisions)
+
+    assert len(bodies) == 3
+    assert all(len(body) <= MAX_BODY_BYTES for body in bodies)
+    assert sorted(agent for part in _agents(bodies) for agent in part) == sorted(
+        decision["agent"] for decision in decisions
+    )
+
+
+def test_a_part_may_be_as_large_as_the_recorder_takes() -> None:
+    room = MAX_BODY_BYTES - len(_bodies(_talk("a", 0))[0])
+
+    assert [len(body) for body in _bodies(_talk("a", room))] == [MAX_BODY_BYTES]
+    assert _agents(_bodies(_talk("a", room), _talk("b", 0))) == [["a"], ["b"]]
+
+
+def test_those_of_one_place_stay_together_where_they_fit() -> None:
+    """Who hears a talk may be told by place, from the decisions of one message."""
+    decisions = [
+        _talk(f"{place}-{number}", 30_000, place=f"place-{place}")
+        for number in range(10)
+        for place in range(9)
+    ]
+
+    bodies = _bodies(*decisions)
+
+    assert len(bodies) > 1
+    where = [{agent.split("-")[0] for agent in part} for part in _agents(bodies)]
+    assert sum(map(len, where)) == 9  # each place in one part only
+
+
+def test_identical_decisions_stay_together_where_their_place_does_not_fit() -> None:
+    """They are told apart by their order in one message: torn apart, they would be one event."""
+    twins = [_talk(f"agent-{number}", 40_000, place="hall") for number in range(30)]
+
+    bodies = _bodies(*twins, *twins)
+
+    assert len(bodies) > 2
+    for part in _agents(bodies):
+        assert set(Counter(part).values()) == {2}
+    assert all(len(body) <= MAX_BODY_BYTES for body in bodies)
+
+
+def test_identical_decisions_too_large_for_one_message_are_each_sent() -> None:
+    bodies = _bodies(*[_talk("bob", 600_000)] * 2)
+
+    assert [len(part) for part in _agents(bodies)] == [1, 1]
+
+
+def test_a_decision_too_large_for_any_message_goes_alone() -> None:
+    """The recorder rejects it, and keeps it; its neighbours are stored."""
+    bodies = _bodies(_talk("a", 10), _talk("bob", MAX_BODY_BYTES), _talk("c", 10))
+
+    assert sorted(len(body) > MAX_BODY_BYTES for body in bodies) == [False, False, True]
+
+
+def test_the_same_tick_is_split_the_same_way() -> None:
+    decisions = [_talk(f"agent-{number % 40}", 40_000, place="hall") for number in range(80)]
+
+    assert _bodies(*decisions) == _bodies(*decisions)
+
+
+def test_a_lone_surrogate_is_sent_as_its_escape() -> None:
+    (body,) = _bodies({"agent": "a", "action": "talk", "speech": "cut \ud83d"})
+
+    assert decode_tick(body).decisions[0].speech == "cut \ufffd"
+
+
+def test_nan_is_sent_for_the_recorder_to_reject() -> None:
+    """case 7: the rest of the tick is stored, so the client must not refuse all of it."""
+    (body,) = _bodies({"agent": "a", "action": "move", "target": [float("nan"), 1]}, _talk("b", 1))
+
+    tick = decode_tick(body)
+    assert (len(tick.decisions), len(tick.rejected)) == (1, 1)
+
+
+@pytest.mark.parametrize("world", ["", "x" * 201, None, 1.5, True, "\ud800"])
+def test_refuses_a_world_that_no_message_can_hold(world: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^world: "):
+        tick_bodies(world, 1, [], None)
+
+
+@pytest.mark.parametrize("tick", [-1, 2**63, 1.0, "1", None, True])
+def test_refuses_a_tick_that_no_message_can_hold(tick: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^tick: "):
+        tick_bodies("w", tick, [], None)
+
+
+def test_refuses_a_time_that_is_none() -> None:
+    with pytest.raises(InvalidMessage, match=r"^time: must be an ISO 8601 time"):
+        tick_bodies("w", 1, [], "noon")
+
+
+def _circle() -> dict[str, Any]:
+    circle: dict[str, Any] = {"agent": "a"}
+    circle["self"] = circle
+    return circle
+
+
+def _tower() -> dict[str, Any]:
+    tower: dict[str, Any] = {}
+    for _ in range(100_000):
+        tower = {"in": tower}
+    return tower
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [{"agent": object()}, {"agent": b"bob"}, {"agent": {1, 2}}, "bob", 5, None, [1]],
+    ids=str,
+)
+def test_refuses_a_decision_that_json_cannot_say(decision: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a mapping that JSON can say"):
+        tick_bodies("w", 1, [decision], None)
+
+
+@pytest.mark.parametrize("make", [_circle, _tower])
+def test_refuses_a_decision_without_end(make: Any) -> None:
+    with pytest.raises(InvalidMessage, match="not a mapping that JSON can say"):
+        tick_bodies("w", 1, [make()], None)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "http://h/", "amqp://", "amqp://h:port/", "amqp://h:99999/", "amqp:///v"],
+)
+async def test_a_wrong_url_is_told_at_once_without_its_password(url: str) -> None:
+    url = url.replace("//h", "//user:geheim@h")
+
+    with pytest.raises(ConfigurationError, match="TICKMIND_AMQP_URL") as caught:
+        MemoryClient(url)
+    assert "geheim" not in str(caught.value)
+
+
+async def test_a_wrong_ca_file_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("not a certificate")
+
+    for name in ("ca.pem", "absent.pem"):
+        with pytest.raises(ConfigurationError, match="TICKMIND_AMQP_CA_FILE"):
+            MemoryClient("amqps://h/", ca_file=tmp_path / name)
+
+
+async def test_a_wrong_setting_is_told_as_every_setting_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TICKMIND_AMQP_PORT", "tcp://10.0.0.1:5672")
+
+    with pytest.raises(ConfigurationError, match=r"^TICKMIND_AMQP_PORT: Input should be"):
+        MemoryClient()

@@ -1,0 +1,165 @@
+"""The retriever without its servers: ages, reply-tos, and answers when nothing can be reached."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from tickmind.database import Database
+from tickmind.embedding import Embedder
+from tickmind.settings import DatabaseSettings, EmbeddingSettings
+from tickmind_retriever.ages import Ages
+from tickmind_retriever.handler import Handler, Metrics
+from tickmind_retriever.query_vectors import QueryVectors
+from tickmind_retriever.reply_to import answerable
+
+_NOW = 1_785_000_000.0
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+@pytest.mark.parametrize("skew_s", [-86_400.0, -3.0, 0.0, 0.4, 59.0, 86_400.0])
+def test_age_is_what_a_request_waited_however_the_clocks_differ(skew_s: float) -> None:
+    ages = Ages()
+    assert ages.age_s("a", _ms(_NOW + skew_s), _NOW) == 0
+    assert ages.age_s("a", _ms(_NOW + 1 + skew_s), _NOW + 1.002) == pytest.approx(0.002, abs=1e-3)
+    assert ages.age_s("a", _ms(_NOW + 2 + skew_s), _NOW + 2.7) == pytest.approx(0.7, abs=1e-3)
+
+
+def test_first_request_that_waited_is_made_up_for_by_a_quicker_one() -> None:
+    ages = Ages()
+    assert ages.age_s("a", _ms(_NOW), _NOW + 0.5) == 0
+    assert ages.age_s("a", _ms(_NOW + 1), _NOW + 1) == 0
+    assert ages.age_s("a", _ms(_NOW + 2), _NOW + 2.5) == pytest.approx(0.5)
+
+
+def test_senders_have_clocks_of_their_own() -> None:
+    ages = Ages()
+    ages.age_s("a", _ms(_NOW), _NOW)
+    assert ages.age_s("b", _ms(_NOW - 5), _NOW) == 0
+    assert ages.age_s("a", _ms(_NOW - 5), _NOW) == pytest.approx(5)
+
+
+def test_clock_that_was_put_back_is_followed_within_a_minute() -> None:
+    ages = Ages()
+    for second in range(10):
+        assert ages.age_s("a", _ms(_NOW + second), _NOW + second) == 0
+    found = [ages.age_s("a", _ms(_NOW + s - 5), _NOW + s) for s in range(10, 90)]
+    assert found[0] == pytest.approx(5)
+    assert found[-1] == 0
+
+
+def test_our_own_clock_may_be_put_back() -> None:
+    ages = Ages()
+    assert ages.age_s("a", _ms(_NOW), _NOW) == 0
+    assert ages.age_s("a", _ms(_NOW + 1), _NOW - 3600) == 0
+    assert ages.age_s("a", _ms(_NOW + 2), _NOW - 3599) == 0
+
+
+@pytest.mark.parametrize("sent_at", [None, "now", True, 1.5e12, float("nan"), 10**400, [], b""])
+def test_what_is_no_clock_is_no_age(sent_at: Any) -> None:
+    ages = Ages()
+    assert ages.age_s("a", _ms(_NOW), _NOW) == 0
+    assert ages.age_s("a", sent_at, _NOW + 5) == 0
+
+
+def test_senders_are_forgotten_before_they_fill_the_memory() -> None:
+    ages = Ages()
+    for number in range(3000):
+        ages.age_s(f"sender {number}", _ms(_NOW), _NOW)
+    assert len(ages._senders) <= 1000
+    assert ages.age_s("sender 2999", _ms(_NOW), _NOW + 1) == pytest.approx(1)
+    assert ages.age_s("sender 0", _ms(_NOW), _NOW + 1) == 0
+
+
+_DIRECT = "amq.rabbitmq.reply-to"
+#: As RabbitMQ 3.10 wrote it.
+_REAL = f"{_DIRECT}.g1h2AA5yZXBseUAxMDgzMTgxMgAAArgAAAAAawyHpw==.q/x5OjIeCeg3uFSLilBvQQ=="
+
+
+def _address(*parts: bytes) -> str:
+    return f"{_DIRECT}.{base64.b64encode(b''.join(parts)).decode()}.a2V5"
+
+
+@pytest.mark.parametrize(
+    "reply_to",
+    [
+        _REAL,
+        "tickmind-replies",
+        "é" * 100,
+        "x" * 255,
+        _address(b"\x83Xd", b"\x00\x05", b"n@one", bytes(12)),
+        _address(b"\x83Xw", b"\x05", b"n@one", bytes(12)),
+        _address(b"\x83gs", b"\x05", b"n@one", bytes(9)),
+    ],
+)
+def test_reply_to_that_can_be_published_to(reply_to: str) -> None:
+    assert answerable(reply_to)
+
+
+@pytest.mark.parametrize(
+    "reply_to",
+    [
+        None,
+        "",
+        "x" * 256,
+        "é" * 128,
+        "a\x00b",
+        _DIRECT,
+        f"{_DIRECT}foo",
+        f"{_DIRECT}.",
+        f"{_DIRECT}..",
+        f"{_DIRECT}.garbage",
+        f"{_DIRECT}.AAAA.BBBB",
+        f"{_DIRECT}.g2dk.AAAA",
+        _REAL.rpartition(".")[0],
+        _REAL.rpartition(".")[0] + ".",
+        _REAL.replace(".g1", ".g2", 1),
+        _REAL[: len(_DIRECT) + 20] + ".AAAA",
+        _address(b"\x83Xd", b"\x00\x05", b"n@one", bytes(11)),
+        _address(b"\x83Xd", b"\x00\x05", b"n@one", bytes(13)),
+        _address(b"\x83Xd", b"\x00\x00", bytes(12)),
+        _address(b"\x82Xd", b"\x00\x05", b"n@one", bytes(12)),
+        _address(b"\x83gd", b"\x00\x05", b"n@one", bytes(12)),
+        _address(b"\x83Xl", b"\x00\x05", b"n@one", bytes(12)),
+        _address(b"\x83h\x02a\x01a\x02"),
+        _address(b""),
+    ],
+)
+def test_reply_to_that_would_close_the_connection_or_name_nobody(reply_to: str | None) -> None:
+    assert not answerable(reply_to)
+
+
+async def test_unreachable_database_is_a_reason() -> None:
+    settings = DatabaseSettings(database_url=SecretStr("postgresql://nobody@127.0.0.1:1/nowhere"))
+    database = Database(settings, application="test")
+    registry = CollectorRegistry()
+    hashed = EmbeddingSettings(embedding_provider="hash", embedding_dimensions=8)
+    async with Embedder(hashed) as embedder:
+        handler = Handler(
+            database,
+            QueryVectors(embedder, kept=10),
+            Metrics(registry),
+            space=embedder.space,
+            half_life_ticks=500,
+            reserve_s=0,
+            parallel=2,
+        )
+        request = {
+            "world": "town",
+            "tick": 1,
+            "queries": [{"agent": "alice", "observation": "fish"}, {"agent": "bob"}],
+        }
+        reply = await handler.recall(json.dumps(request).encode())
+    await database.dispose()
+    assert reply is not None
+    assert [answer.reason for answer in reply.replies] == ["database", "invalid"]
+    labels = {"status": "empty", "reason": "database"}
+    assert registry.get_sample_value("tickmind_recalls_total", labels) == 1
