@@ -14,8 +14,11 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+
 from tickmind.database import Database
 from tickmind.local.postgres import LocalPostgres, running_postgres
+from tickmind.local.provider.options import ProviderOptions
+from tickmind.local.provider.running import Provider, running_provider
 from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
 from tickmind.local.rabbitmq_install import ensure_rabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
@@ -65,9 +68,8 @@ async def postgres(state_dir: Path) -> AsyncIterator[LocalPostgres]:
 
 @pytest.fixture(scope="session")
 async def rabbitmq(state_dir: Path) -> AsyncIterator[LocalRabbitmq]:
-    """A broker of our own, installed first where CI has none."""
-    if os.environ.get("CI") == "true":
-        await ensure_rabbitmq(assume_yes=True, ask=None)
+    """A broker of our own; RabbitMQ itself is installed where this machine has none."""
+    await ensure_rabbitmq(assume_yes=True, ask=None)
     async with running_rabbitmq(state_dir / "rabbitmq") as broker:
         yield broker
 
@@ -115,3 +117,10 @@ async def broker_settings(
 ) -> BrokerSettings:
     """A virtual host of the test's own."""
     return BrokerSettings(amqp_url=SecretStr(f"{rabbitmq.url}/{await anext(virtual_hosts)}"))
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    """An embedding API of the test's own, whose model has vectors of 64; it does as it is told."""
+    async with running_provider(ProviderOptions(native_width=64)) as running:
+        yield running

@@ -25,14 +25,10 @@ def settings_for(
     kind: type[S], database: DatabaseSettings, broker: BrokerSettings, **options: Any
 ) -> S:
     """Settings of a service on the test's own database and broker, with hash vectors."""
-    given = {
-        "database_url": database.database_url,
-        "amqp_url": broker.amqp_url,
-        "embedding_provider": "hash",
-        "embedding_dimensions": 64,
-    }
+    given = database.model_dump(exclude_unset=True) | broker.model_dump(exclude_unset=True)
+    hashed = {"embedding_provider": "hash", "embedding_dimensions": 64}
     known = kind.model_fields
-    return kind(**{key: value for key, value in (given | options).items() if key in known})
+    return kind(**{key: value for key, value in (given | hashed | options).items() if key in known})
 
 
 @asynccontextmanager
@@ -47,7 +43,11 @@ async def running(*apps: App) -> AsyncIterator[None]:
         yield
     finally:
         stop.set()
-        await asyncio.gather(*tasks)
+        # All of them, before the first fault is told: none may outlive the test.
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        for fault in ended:
+            if isinstance(fault, BaseException):
+                raise fault
 
 
 async def eventually(

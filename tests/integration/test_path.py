@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.running import SOUND, running, settled, settings_for
+from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.database import Database
 from tickmind.settings import BrokerSettings, DatabaseSettings

@@ -1,34 +1,37 @@
-"""Texts to vectors: the provider behind the embedding space, and every check of what it answers."""
+"""Texts to vectors: of any length, through whichever provider the embedding space has."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
-import httpx2
 import numpy as np
-import openai
-from numpy.typing import NDArray
 
-from tickmind.errors import (
-    ConfigurationError,
-    EmbeddingFailed,
-    EmbeddingUnavailable,
-    TextRefused,
-)
+from tickmind.clean import is_blank
+from tickmind.embedding_api import CallFailed, OpenAIProvider, Vectors
+from tickmind.errors import TextRefused
 from tickmind.hashed import hash_embed_many
 from tickmind.pieces import fit, pool, split
 from tickmind.settings import EmbeddingSettings
 from tickmind.store.spaces import Space
 
-__all__ = ["Embedder", "HashProvider", "OpenAIProvider", "Provider", "space_of"]
+__all__ = [
+    "CallFailed",
+    "Embedder",
+    "HashProvider",
+    "OpenAIProvider",
+    "Provider",
+    "Purpose",
+    "Vectors",
+    "space_of",
+]
 
-Vectors = NDArray[np.float32]
 Purpose = Literal["document", "query"]
+
+#: A piece this short that is refused is refused for what it says, not for its length: it is half
+#: of the shortest limit in common use (512 tokens of e5 and its kin) at a token a character.
+_SMALLEST_CHARS = 250
 
 
 class Provider(Protocol):
@@ -37,9 +40,14 @@ class Provider(Protocol):
     async def call(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, none blank: (len(texts), w) float32, row i for text i, w what it gives.
 
-        Raises EmbeddingUnavailable (try again), TextRefused (one of these texts is not taken),
-        EmbeddingFailed (the answer breaks its contract) or ConfigurationError (key, model).
+        Raises EmbeddingUnavailable (try again; CallFailed where a text may be the cause),
+        TextRefused (one of these texts is not taken), EmbeddingFailed (the answer breaks its
+        contract) or ConfigurationError (key, model).
         """
+        ...
+
+    async def fault(self) -> str | None:
+        """Why it cannot be reached, in one sentence; None: it answers. Costs nothing."""
         ...
 
     async def close(self) -> None: ...
@@ -54,126 +62,11 @@ class HashProvider:
     async def call(self, texts: Sequence[str]) -> Vectors:
         return hash_embed_many(texts, self._dimensions)
 
+    async def fault(self) -> str | None:
+        return None
+
     async def close(self) -> None:
         pass
-
-
-class OpenAIProvider:
-    """Any endpoint that speaks OpenAI's POST /embeddings. Never retries: the caller knows when."""
-
-    def __init__(self, settings: EmbeddingSettings) -> None:
-        key = settings.embedding_api_key.get_secret_value()
-        self._client = openai.AsyncOpenAI(
-            # Local servers take any key, and the SDK takes no empty one.
-            api_key=key or "none",
-            base_url=settings.embedding_base_url,
-            max_retries=0,
-            timeout=settings.embedding_timeout_s,
-        )
-        self._body: dict[str, Any] = {"model": settings.embedding_model}
-        if settings.embedding_encoding_format != "omit":
-            self._body["encoding_format"] = settings.embedding_encoding_format
-        if settings.embedding_send_dimensions:
-            self._body["dimensions"] = settings.embedding_dimensions
-
-    async def call(self, texts: Sequence[str]) -> Vectors:
-        try:
-            # The raw reply: the SDK's own model drops what a check needs (a missing index, an
-            # error body under status 200).
-            response = await self._client.post(
-                "/embeddings",
-                body={**self._body, "input": list(texts)},
-                cast_to=httpx2.Response,
-            )
-        except openai.APIStatusError as exc:
-            raise _refused(exc) from exc
-        except openai.APIError as exc:
-            msg = f"the embedding API did not answer: {type(exc).__name__}"
-            raise EmbeddingUnavailable(msg) from exc
-        except httpx2.HTTPError as exc:  # while reading the body
-            msg = f"the embedding API broke off its answer: {type(exc).__name__}"
-            raise EmbeddingUnavailable(msg) from exc
-        return read_vectors(response.content, expected=len(texts))
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-def _refused(exc: openai.APIStatusError) -> Exception:
-    status = exc.status_code
-    if status in (400, 413, 422):
-        return TextRefused(f"the embedding API refused the request ({status})")
-    if status in (401, 403, 404):
-        hint = "check TICKMIND_EMBEDDING_API_KEY, _BASE_URL and _MODEL"
-        return ConfigurationError(f"the embedding API refused us ({status}): {hint}")
-    return EmbeddingUnavailable(
-        f"the embedding API answered {status}", retry_after_s=_retry_after(exc.response)
-    )
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds the provider asked to wait, where it said so as a number."""
-    for header, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(response.headers[header]) * scale
-        except (KeyError, ValueError):
-            continue
-        if 0 <= seconds < 86_400:
-            return seconds
-    return None
-
-
-def read_vectors(body: bytes, *, expected: int) -> Vectors:
-    """Vectors of a reply, (expected, w) float32, in the order of the texts.
-
-    Paired by `index`, by position where it is missing (Gemini leaves out index 0). Raises
-    EmbeddingFailed for another count, indices that are no permutation, uneven widths, or what is
-    no number: such a reply is worth nothing as a whole, since no vector in it can be trusted to
-    belong to its text.
-    """
-    try:
-        reply = json.loads(body)
-    except ValueError as exc:
-        msg = "the embedding API's answer is not JSON"
-        raise EmbeddingUnavailable(msg) from exc  # a proxy's page, most likely
-    data = reply.get("data") if isinstance(reply, dict) else None
-    if not isinstance(data, list):
-        msg = "the embedding API's answer has no data"
-        raise EmbeddingUnavailable(msg)
-    if len(data) != expected:
-        msg = f"the embedding API sent {len(data)} vectors for {expected} texts"
-        raise EmbeddingFailed(msg)
-    rows: list[Vectors | None] = [None] * expected
-    for position, item in enumerate(data):
-        if not isinstance(item, dict):
-            msg = f"vector {position} of the answer is not an object"
-            raise EmbeddingFailed(msg)
-        index = item.get("index", position)
-        if type(index) is not int or not 0 <= index < expected or rows[index] is not None:
-            msg = f"the indices of the answer are not 0..{expected - 1}, each once"
-            raise EmbeddingFailed(msg)
-        rows[index] = _row(item.get("embedding"), position)
-    widths = {len(row) for row in rows if row is not None}
-    if len(widths) > 1:
-        msg = f"the vectors of the answer have different widths: {sorted(widths)}"
-        raise EmbeddingFailed(msg)
-    return np.stack([row for row in rows if row is not None])
-
-
-def _row(value: Any, position: int) -> Vectors:
-    """One vector, given as numbers or as base64 of little-endian float32, whichever was asked."""
-    try:
-        if isinstance(value, str):
-            row = np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
-            return row.astype(np.float32)
-        row = np.asarray(value, dtype=np.float32)
-    except (binascii.Error, TypeError, ValueError) as exc:
-        msg = f"vector {position} of the answer is neither numbers nor base64 of float32"
-        raise EmbeddingFailed(msg) from exc
-    if row.ndim != 1:
-        msg = f"vector {position} of the answer is not a list of numbers"
-        raise EmbeddingFailed(msg)
-    return row
 
 
 def space_of(settings: EmbeddingSettings) -> Space:
@@ -190,10 +83,12 @@ class Embedder:
     """Texts of any length into one space: prefixed, cut into pieces, checked, pooled."""
 
     def __init__(self, settings: EmbeddingSettings, provider: Provider | None = None) -> None:
+        """Raises ConfigurationError for settings that no text could be embedded with."""
         self.space = space_of(settings)
         self.max_inputs = settings.embedding_max_inputs
         self._max_chars = settings.embedding_max_chars
         self._overlap_chars = settings.embedding_overlap_chars
+        self.inputs_of("")  # bounds that make no pieces are told now
         self._provider = provider or (
             HashProvider(self.space.dimensions)
             if settings.embedding_provider == "hash"
@@ -214,31 +109,32 @@ class Embedder:
     async def close(self) -> None:
         await self._provider.close()
 
+    async def fault(self) -> str | None:
+        """Why the provider cannot be reached, in one sentence; None: it answers."""
+        return await self._provider.fault()
+
     def inputs_of(self, text: str) -> list[str]:
         """What is sent for one text, without its prefix: itself, or its pieces."""
-        pieces = split(text, max_chars=self._max_chars, overlap_chars=self._overlap_chars)
-        return [piece for piece in pieces if piece.strip()]
+        return self._pieces(text, self._max_chars, self._overlap_chars)
+
+    def _pieces(self, text: str, max_chars: int, overlap_chars: int) -> list[str]:
+        pieces = split(text, max_chars=max_chars, overlap_chars=overlap_chars)
+        return [piece for piece in pieces if not is_blank(piece)]
 
     async def embed(self, texts: Sequence[str], purpose: Purpose) -> Vectors:
         """Vectors of texts, none blank: (len(texts), dimensions) float32, unit length.
 
-        Raises as `Provider.call`; nothing is given of an answer that fails a check.
+        Raises as `Provider.call`; nothing is given of an answer that fails a check. A text alone
+        that is refused is tried in smaller requests and smaller pieces before TextRefused is
+        raised (at most a dozen calls where it is refused in every form).
         """
         prefix = self.space.document_prefix if purpose == "document" else self.space.query_prefix
         pieces = [self.inputs_of(text) for text in texts]
-        inputs = [prefix + piece for of_text in pieces for piece in of_text]
-        answers = [
-            fit(
-                await self._provider.call(inputs[first : first + self.max_inputs]),
-                self.space.dimensions,
-            )
-            for first in range(0, len(inputs), self.max_inputs)
-        ]
-        rows = (
-            np.concatenate(answers)
-            if answers
-            else np.empty((0, self.space.dimensions), dtype=np.float32)
-        )
+        if len(pieces) == 1:
+            taken, rows = await self._insist(pieces[0], prefix)
+            pieces = [taken]
+        else:
+            rows = await self._call([piece for of_text in pieces for piece in of_text], prefix)
         vectors = np.empty((len(texts), self.space.dimensions), dtype=np.float32)
         first = 0
         for position, of_text in enumerate(pieces):
@@ -247,3 +143,42 @@ class Embedder:
             weights = [len(piece) for piece in of_text]
             vectors[position] = part[0] if len(part) == 1 else pool(part, weights)
         return vectors
+
+    async def _call(self, pieces: Sequence[str], prefix: str) -> Vectors:
+        """Vectors of pieces, (len(pieces), dimensions), in as many calls as `max_inputs` asks."""
+        rows = np.empty((len(pieces), self.space.dimensions), dtype=np.float32)
+        for first in range(0, len(pieces), self.max_inputs):
+            part = pieces[first : first + self.max_inputs]
+            answer = await self._provider.call([prefix + piece for piece in part])
+            rows[first : first + len(part)] = fit(answer, self.space.dimensions)
+        return rows
+
+    async def _insist(self, pieces: list[str], prefix: str) -> tuple[list[str], Vectors]:
+        """Vectors of one text's pieces, and the pieces as they were taken in the end.
+
+        What is refused is sent in smaller requests, then in smaller pieces; what was learned by it
+        holds for the rest of the text. The first piece that is refused at the smallest size ends
+        it: a text is embedded whole or not.
+        """
+        taken: list[str] = []
+        rows: list[Vectors] = []
+        together, refused = self.max_inputs, len(pieces) + self.max_inputs
+        while pieces:
+            part = pieces[:together]
+            try:
+                rows.append(await self._call(part, prefix))
+            except TextRefused:
+                if len(part) > 1:
+                    together, refused = len(part) // 2, len(part)
+                    continue
+                # Not the request's size, then: the piece's own, or what it says.
+                size = -(-len(part[0]) // 2)
+                if size < _SMALLEST_CHARS:
+                    raise
+                pieces = [less for piece in pieces for less in self._pieces(piece, size, 0)]
+                refused = len(pieces) + self.max_inputs
+                continue
+            taken += part
+            pieces = pieces[len(part) :]
+            together = max(1, min(2 * together, refused - 1, self.max_inputs))
+        return taken, np.concatenate(rows)

@@ -6,37 +6,36 @@ costs at most the calls in flight, whose leases run out.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from uuid import uuid4
 
 import numpy as np
-from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tickmind.clean import is_blank
-from tickmind.database import Database
+from tickmind.database import Database, DatabaseUnavailable
 from tickmind.embedding import Embedder
-from tickmind.errors import (
-    ConfigurationError,
-    EmbeddingFailed,
-    EmbeddingUnavailable,
-    TextRefused,
-)
+from tickmind.errors import ConfigurationError, EmbeddingUnavailable
 from tickmind.store import embedding as store
-from tickmind.store.embedding import Job
-from tickmind.store.spaces import Generation, ensure_space, refresh_mean
-from tickmind.telemetry import log
+from tickmind.store import jobs as leases
+from tickmind.store.embedding import Swept
+from tickmind.store.jobs import Job
+from tickmind.store.spaces import Generation, active_generation, ensure_space
+from tickmind_embedder.calling import Calling, Evidence
+from tickmind_embedder.horizon import Horizon
+from tickmind_embedder.metrics import Metrics
+from tickmind_embedder.outcomes import Outcomes
+from tickmind_embedder.transactions import writing
 
 __all__ = ["Handler", "Metrics", "ProviderPaused"]
 
-_logger = logging.getLogger("tickmind.embedder")
-
 #: Pending rows looked at in one short transaction.
 _SWEEP_ROWS = 2000
-#: Before a text at fault is tried again: seconds, doubled with each attempt.
-_RETRY_FIRST_S = 1.0
-_RETRY_MOST_S = 300.0
+#: Longest that marking all there is as pending may take: some 20 s a million memories.
+_BACKFILL_S = 600.0
+#: A lease is renewed so many times before it would run out: two may fail.
+_RENEWALS = 3
 
 
 class ProviderPaused(Exception):
@@ -48,31 +47,12 @@ class ProviderPaused(Exception):
         self.wait_s = wait_s
 
 
-class Metrics:
-    """What the embedder counts."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.linked = Counter(
-            "tickmind_memories_indexed", "Memories that became recallable", registry=registry
-        )
-        self.texts = Counter(
-            "tickmind_embedding_texts",
-            "Distinct texts by outcome",
-            ["outcome"],
-            registry=registry,
-        )
-        self.calls = Counter(
-            "tickmind_embedding_calls", "API calls by outcome", ["outcome"], registry=registry
-        )
-        self.pending = Gauge(
-            "tickmind_embedding_backlog",
-            "Pending rows that the last full sweep saw and could not link",
-            registry=registry,
-        )
-
-
 class Handler:
-    """One embedder's work on one embedding space; every method may run twice."""
+    """One embedder's work on one embedding space; every method may run twice.
+
+    All raise DatabaseUnavailable, and ConfigurationError where the database is bound to another
+    space.
+    """
 
     def __init__(
         self,
@@ -88,9 +68,10 @@ class Handler:
         self._metrics = metrics
         self._lease_s = lease_s
         self._max_attempts = max_attempts
-        self._token = uuid4()
         self._generation: Generation | None = None
-        self._swept = 0  # the highest memory id looked at
+        self._horizon = Horizon()
+        self._evidence = Evidence()
+        self._outcomes = Outcomes(database, metrics, self.generation)
 
     async def generation(self) -> Generation:
         """The active generation, made for our space in a database that has none.
@@ -99,8 +80,11 @@ class Handler:
         spaces are never compared.
         """
         if self._generation is None:
-            async with self._database.writing() as session:
-                found = await ensure_space(session, self._embedder.space)
+            async with writing(self._database) as session:
+                found = await active_generation(session)
+            if found is None:
+                async with writing(self._database, most_s=_BACKFILL_S) as session:
+                    found = await ensure_space(session, self._embedder.space)
             if found.space != self._embedder.space:
                 msg = (
                     f"this database is embedded with {found.space.model} in"
@@ -112,116 +96,139 @@ class Handler:
             self._generation = found
         return self._generation
 
-    async def sweep(self, *, full: bool) -> None:
+    async def sweep(self, *, full: bool, go_on: Callable[[Swept], bool] = lambda _: True) -> None:
         """Link what is embedded already and make jobs for the rest, in short transactions.
 
-        `full`: from the first pending row, else from where the last sweep ended.
+        `full`: from the first pending row, else from where nothing can have been missed before.
+        `go_on`: told of each chunk; False ends the sweep.
         """
         generation = await self.generation()
-        after = 0 if full else self._swept
+        after = 0 if full else self._horizon.start
         waiting = 0
-        more = True
-        while more:
-            async with self._database.writing() as session:
-                swept = await store.sweep(
+        first: Swept | None = None
+        while True:
+            async with writing(self._database) as session:
+                last = await store.sweep(
                     session, generation.space_id, after=after, most=_SWEEP_ROWS
                 )
-            self._metrics.linked.inc(swept.linked)
-            waiting += swept.seen - swept.linked
-            more = swept.seen == _SWEEP_ROWS
-            after = swept.highest
-            self._swept = max(self._swept, after)
+            first = first or last
+            self._metrics.linked.inc(last.linked)
+            waiting += last.seen - last.linked
+            after = last.highest
+            if not go_on(last):
+                return
+            if last.seen < _SWEEP_ROWS:
+                break
+        self._horizon.swept(first, last)
         if full:
             self._metrics.pending.set(waiting)
 
-    async def claim(self) -> list[Job]:
-        """Lease the next texts, blanks finished and hopeless ones parked on the way."""
+    async def claim(self, *, most: int | None = None) -> list[Job]:
+        """Lease the next texts, at most `most` or a request's worth; [] where there are none.
+
+        Blanks are finished and hopeless ones parked on the way.
+        """
         generation = await self.generation()
-        async with self._database.writing() as session:
-            jobs = await store.claim(
-                session,
-                generation.space_id,
-                token=self._token,
-                most=self._embedder.max_inputs,
-                lease_s=self._lease_s,
-            )
-        blank = [job for job in jobs if is_blank(job.content)]
-        if blank:
-            await self._finish_blank(blank)
-        hopeless = [
-            job for job in jobs if job.attempts > self._max_attempts and not is_blank(job.content)
-        ]
-        if hopeless:
-            # Every claim is counted before the call: this text outlived its workers.
-            await self._park(hopeless, f"no worker finished it in {self._max_attempts} attempts")
-        done = {job.content_hash for job in (*blank, *hopeless)}
-        return [job for job in jobs if job.content_hash not in done]
+        await self._outcomes.give_back([])
+        while True:
+            async with writing(self._database) as session:
+                claimed = await leases.claim(
+                    session,
+                    generation.space_id,
+                    token=uuid4(),
+                    most=min(most or self._embedder.max_inputs, self._embedder.max_inputs),
+                    lease_s=self._lease_s,
+                )
+            if claimed.exhausted:
+                return []
+            blank = [job for job in claimed.jobs if is_blank(job.content)]
+            jobs = [job for job in claimed.jobs if not is_blank(job.content)]
+            hopeless = [job for job in jobs if job.attempts > self._max_attempts]
+            jobs = [job for job in jobs if job.attempts <= self._max_attempts]
+            together = self._together(jobs)
+            await self._outcomes.give_back(jobs[len(together) :])
+            if blank:
+                await self._finish_blank(blank)
+            if hopeless:
+                # Every claim is counted before the call: this text outlived its workers.
+                reason = f"no worker finished it in {self._max_attempts} attempts"
+                await self._outcomes.park(hopeless, reason)
+            if together:
+                return together
+
+    def _together(self, jobs: list[Job]) -> list[Job]:
+        """Those of them, sorted to the front, that may share a request.
+
+        A text claimed before may be what its worker died of. With each attempt it gets less
+        company, and none at the last, so that no other is parked with it.
+        """
+        if not jobs:
+            return []
+        attempts = jobs[0].attempts
+        jobs.sort(key=lambda job: job.attempts != attempts)
+        alike = sum(job.attempts == attempts for job in jobs)
+        left = (self._max_attempts - attempts) / max(1, self._max_attempts - 1)
+        most = round(self._embedder.max_inputs**left) if attempts > 1 else len(jobs)
+        return jobs[: min(alike, max(1, most))]
 
     async def embed(self, jobs: Sequence[Job]) -> None:
-        """Embed and store leased texts. Raises ProviderPaused, the texts given back."""
+        """Embed and store leased texts. Raises ProviderPaused, what is left given back."""
+        calling = Calling(
+            jobs,
+            embedder=self._embedder,
+            outcomes=self._outcomes,
+            metrics=self._metrics,
+            evidence=self._evidence,
+            max_attempts=self._max_attempts,
+        )
         try:
-            await self._embed(jobs)
-        except EmbeddingUnavailable as exc:
-            self._metrics.calls.labels("unavailable").inc()
-            await self._give_back(jobs)
-            raise ProviderPaused(str(exc), exc.retry_after_s) from exc
-        except ConfigurationError as exc:
-            self._metrics.calls.labels("refused").inc()
-            await self._give_back(jobs)
-            raise ProviderPaused(str(exc), None) from exc
-
-    async def _embed(self, jobs: Sequence[Job]) -> None:
-        """One call for all; where its answer is worthless, halves, down to the text at fault."""
-        try:
-            vectors = await self._embedder.embed([job.content for job in jobs], "document")
-        except (TextRefused, EmbeddingFailed) as exc:
-            self._metrics.calls.labels(exc.reason).inc()
-            log(_logger, logging.WARNING, "call_failed", reason=exc.reason, texts=len(jobs))
-            if len(jobs) > 1:
-                middle = len(jobs) // 2
-                await self._embed(jobs[:middle])
-                await self._embed(jobs[middle:])
-            elif isinstance(exc, TextRefused) or jobs[0].attempts >= self._max_attempts:
-                await self._park(jobs, str(exc))
-            else:
-                await self._retry_later(jobs)
-            return
-        self._metrics.calls.labels("ok").inc()
-        await self._store(dict(zip((job.content_hash for job in jobs), vectors, strict=True)))
-        self._metrics.texts.labels("embedded").inc(len(jobs))
-
-    async def _store(self, vectors: dict[bytes, NDArray[np.float32]]) -> None:
-        generation = await self.generation()
-        async with self._database.writing() as session:
-            linked = await store.store_vectors(session, generation.space_id, vectors)
-        self._metrics.linked.inc(linked)
-        async with self._database.writing() as session:
-            if await refresh_mean(session, generation):
+            async with self._leases_kept(calling):
+                await calling.run()
+        except (EmbeddingUnavailable, ConfigurationError) as exc:
+            await self.give_back(list(calling.open.values()))
+            wait_s = exc.retry_after_s if isinstance(exc, EmbeddingUnavailable) else None
+            raise ProviderPaused(str(exc), wait_s) from exc
+        except DatabaseUnavailable:
+            self._outcomes.owe(calling.open.values())
+            raise
+        finally:
+            if calling.moved_mean:
                 self._generation = None  # read anew, with its mean
+
+    async def give_back(self, jobs: Sequence[Job]) -> None:
+        """Give leased texts back uncharged: at once, or with the next claim."""
+        await self._outcomes.give_back(jobs)
+
+    @contextlib.asynccontextmanager
+    async def _leases_kept(self, calling: Calling) -> AsyncIterator[None]:
+        """Renew the leases of what is open, however long the provider takes."""
+        done = asyncio.Event()
+        keeping = asyncio.create_task(self._renew(calling, done))
+        try:
+            yield
+        finally:
+            done.set()
+            await keeping
+
+    async def _renew(self, calling: Calling, done: asyncio.Event) -> None:
+        generation = await self.generation()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), self._lease_s / _RENEWALS)
+            if done.is_set():
+                return
+            # Where the database is away, nobody else can claim them either.
+            with contextlib.suppress(DatabaseUnavailable):
+                async with writing(self._database) as session:
+                    await leases.renew(
+                        session,
+                        generation.space_id,
+                        list(calling.open.values()),
+                        lease_s=self._lease_s,
+                    )
 
     async def _finish_blank(self, jobs: Sequence[Job]) -> None:
         """A blank text is final without a call: the zero vector scores below everything."""
         zero = np.zeros(self._embedder.space.dimensions, dtype=np.float32)
-        await self._store({job.content_hash: zero for job in jobs})
+        await self._outcomes.store({job.content_hash: zero for job in jobs})
         self._metrics.texts.labels("blank").inc(len(jobs))
-
-    async def _park(self, jobs: Sequence[Job], reason: str) -> None:
-        generation = await self.generation()
-        async with self._database.writing() as session:
-            await store.park(session, generation.space_id, jobs, token=self._token, reason=reason)
-        self._metrics.texts.labels("parked").inc(len(jobs))
-        log(_logger, logging.WARNING, "parked", texts=len(jobs), reason=reason)
-
-    async def _retry_later(self, jobs: Sequence[Job]) -> None:
-        generation = await self.generation()
-        delay = min(_RETRY_MOST_S, _RETRY_FIRST_S * 2 ** (jobs[0].attempts - 1))
-        async with self._database.writing() as session:
-            await store.retry_later(
-                session, generation.space_id, jobs, token=self._token, delay_s=delay
-            )
-        self._metrics.texts.labels("retried").inc(len(jobs))
-
-    async def _give_back(self, jobs: Sequence[Job]) -> None:
-        generation = await self.generation()
-        async with self._database.writing() as session:
-            await store.release(session, generation.space_id, jobs, token=self._token)

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import random
 
-from tickmind.errors import TransientError
+from tickmind.errors import ConfigurationError, TransientError
+from tickmind.store.embedding import Swept
 from tickmind.telemetry import log
 from tickmind_embedder.handler import Handler, ProviderPaused
 
@@ -17,18 +18,24 @@ _logger = logging.getLogger("tickmind.embedder")
 
 #: After a failure: wait at first, and at most. Jittered, so that replicas do not come back as one.
 _WAIT_FIRST_S, _WAIT_MOST_S = 0.5, 60.0
+#: The database is asked again sooner: nothing else can be done meanwhile.
+_DATABASE_WAIT_MOST_S = 5.0
 #: A full sweep may take this share of the time at most, however large the backlog.
 _SWEEP_SHARE = 0.1
+#: Jobs are looked for this often though nobody announced any: those of a worker that died, and
+#: those whose time to be tried again has come.
+_LOOK_S = 2.0
 
 
 class _Backoff:
     """Waits that double while failures go on: full jitter between half and all of the delay."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
         self._delay = _WAIT_FIRST_S
 
     def next(self) -> float:
-        delay, self._delay = self._delay, min(_WAIT_MOST_S, self._delay * 2)
+        delay, self._delay = self._delay, min(self._most_s, self._delay * 2)
         return delay * (0.5 + random.random() / 2)
 
     def reset(self) -> None:
@@ -36,17 +43,22 @@ class _Backoff:
 
 
 class Worker:
-    """Runs one handler until stopped; what is in flight then is finished."""
+    """Runs one handler until stopped; what is in flight then is finished.
+
+    `fault`: why the provider is not called for now; None: it is.
+    """
 
     def __init__(self, handler: Handler, *, concurrency: int, sweep_s: float) -> None:
+        self.fault: str | None = None
         self._handler = handler
         self._concurrency = concurrency
         self._sweep_s = sweep_s
         self._hint = asyncio.Event()
         self._work = asyncio.Event()
+        self._work.set()  # what the last process left
         self._open = asyncio.Event()  # set while the provider takes calls
         self._open.set()
-        self._backoff = _Backoff()
+        self._backoff = _Backoff(_WAIT_MOST_S)
 
     def hint(self) -> None:
         """Something was recorded: look now."""
@@ -54,60 +66,88 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Raises ConfigurationError where the space is not the database's."""
+        backoff = _Backoff(_DATABASE_WAIT_MOST_S)
         while not stop.is_set():
             try:
                 await self._handler.generation()
                 break
             except TransientError as exc:
-                await self._wait_out(exc, stop)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._link(stop))
-            for _ in range(self._concurrency):
-                tasks.create_task(self._call(stop))
+                await _wait_out(exc, backoff, stop)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._link(stop))
+                for _ in range(self._concurrency):
+                    tasks.create_task(self._call(stop))
+        except ExceptionGroup as group:
+            wrong = [exc for exc in group.exceptions if isinstance(exc, ConfigurationError)]
+            if wrong:
+                raise wrong[0] from group
+            raise
 
     async def _link(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
+        backoff = _Backoff(_DATABASE_WAIT_MOST_S)
         next_full = loop.time()
+
+        def chunk(swept: Swept) -> bool:
+            if swept.jobs:
+                self._work.set()
+            return not stop.is_set()
+
         while not stop.is_set():
+            self._hint.clear()
             full = loop.time() >= next_full
             begun = loop.time()
             try:
-                await self._handler.sweep(full=full)
+                await self._handler.sweep(full=full, go_on=chunk)
             except TransientError as exc:
-                await self._wait_out(exc, stop)
+                await _wait_out(exc, backoff, stop)
                 continue
+            backoff.reset()
             if full:
                 took = loop.time() - begun
                 next_full = loop.time() + max(self._sweep_s, took / _SWEEP_SHARE)
-            self._work.set()
-            with contextlib.suppress(TimeoutError):
-                await _first(self._hint, stop, timeout_s=max(0.0, next_full - loop.time()))
-            self._hint.clear()
-        self._work.set()  # for the callers to see that we stop
+            await _first(self._hint, stop, timeout_s=max(0.0, next_full - loop.time()))
 
     async def _call(self, stop: asyncio.Event) -> None:
+        backoff = _Backoff(_DATABASE_WAIT_MOST_S)
+        probing = False  # the provider is closed for all, and we are to see whether it still is
         while not stop.is_set():
-            await _first(self._work, stop)
-            await _first(self._open, stop)
-            if stop.is_set():
-                return
+            if not probing:
+                await _first(self._open, stop)
+            await _first(self._work, stop, timeout_s=_LOOK_S)
+            if stop.is_set() or not (probing or self._open.is_set()):
+                continue
+            self._work.clear()  # before the claim: what is announced during it is looked for again
             try:
-                jobs = await self._handler.claim()
-                if not jobs:
-                    self._work.clear()
-                    continue
-                await self._handler.embed(jobs)
-                self._backoff.reset()
+                jobs = await self._handler.claim(most=1 if probing else None)
+                if jobs:
+                    self._work.set()  # there may be more
+                    if stop.is_set():
+                        await self._handler.give_back(jobs)
+                        return
+                    await self._handler.embed(jobs)
             except ProviderPaused as exc:
-                await self._pause(exc, stop)
+                self._work.set()
+                if probing or self._open.is_set():  # else another caller waits for all
+                    probing = True
+                    await self._pause(exc, stop)
+                continue
             except TransientError as exc:
-                await self._wait_out(exc, stop)
+                self._work.set()
+                await _wait_out(exc, backoff, stop)
+                continue
+            backoff.reset()
+            if probing or (jobs and self._open.is_set()):
+                probing = False
+                self.fault = None
+                self._backoff.reset()
+                self._open.set()
 
     async def _pause(self, pause: ProviderPaused, stop: asyncio.Event) -> None:
         """No calls from this process until the wait is over; linking goes on."""
-        if not self._open.is_set():
-            return  # another caller was told first and waits for all
         self._open.clear()
+        self.fault = pause.reason
         wait_s = max(pause.wait_s or 0.0, self._backoff.next())
         log(
             _logger,
@@ -116,30 +156,26 @@ class Worker:
             reason=pause.reason,
             wait_s=round(wait_s, 1),
         )
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), wait_s)
-        finally:
-            self._open.set()
-
-    async def _wait_out(self, exc: TransientError, stop: asyncio.Event) -> None:
-        wait_s = min(5.0, self._backoff.next())
-        log(_logger, logging.WARNING, "waiting", reason=exc.reason, wait_s=round(wait_s, 1))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), wait_s)
+
+
+async def _wait_out(exc: TransientError, backoff: _Backoff, stop: asyncio.Event) -> None:
+    wait_s = backoff.next()
+    log(_logger, logging.WARNING, "waiting", reason=exc.reason, wait_s=round(wait_s, 1))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), wait_s)
 
 
 async def _first(
     event: asyncio.Event, stop: asyncio.Event, *, timeout_s: float | None = None
 ) -> None:
-    """Return once either is set. Raises TimeoutError."""
+    """Return once either is set, or the time is over."""
     if event.is_set() or stop.is_set():
         return
     waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(stop.wait())]
     try:
-        done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise TimeoutError
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()

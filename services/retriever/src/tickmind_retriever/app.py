@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from typing import Any
+from collections.abc import Awaitable
 
+from aio_pika.abc import AbstractIncomingMessage
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import RabbitMessage
+from opentelemetry import context
 from prometheus_client import CollectorRegistry, Counter
 
 from tickmind import topology
@@ -20,32 +23,26 @@ from tickmind.broker import (
     start,
     whole,
 )
-from tickmind.connecting import BROKER_ERRORS, FireAndForget
+from tickmind.connecting import BROKER_ERRORS
 from tickmind.database import Database
 from tickmind.embedding import Embedder
-from tickmind.errors import ConfigurationError
+from tickmind.errors import TickmindError, TransientError
 from tickmind.messages import RecallReply
 from tickmind.service import App
-from tickmind.telemetry import SENT_AT, log, outgoing_headers
+from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
+from tickmind_retriever.ages import Ages
 from tickmind_retriever.handler import Handler, Metrics
 from tickmind_retriever.query_vectors import QueryVectors
+from tickmind_retriever.replies import Replies
+from tickmind_retriever.reply_to import answerable
 from tickmind_retriever.settings import RetrieverSettings
 
 __all__ = ["create_app"]
 
 _logger = logging.getLogger("tickmind.retriever")
 
-#: Ages beyond this say that two clocks differ, not that a request waited: the queue expires it.
-_OLDEST_S = 60.0
-
-
-def _age_s(headers: dict[str, Any]) -> float:
-    """How long ago the request was sent, by its own clock; 0 where that cannot be so."""
-    sent_at = headers.get(SENT_AT)
-    if not isinstance(sent_at, int | float) or isinstance(sent_at, bool):
-        return 0.0
-    age_s = time.time() - sent_at / 1000
-    return age_s if 0 <= age_s <= _OLDEST_S else 0.0
+#: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
+_GOODBYE_S = 3.0
 
 
 def create_app(settings: RetrieverSettings) -> App:
@@ -53,7 +50,7 @@ def create_app(settings: RetrieverSettings) -> App:
     registry = CollectorRegistry()
     unanswered = Counter(
         "tickmind_recalls_unanswered",
-        "Requests that no reply could be sent for, by why",
+        "Requests that no reply was sent for, by why",
         ["reason"],
         registry=registry,
     )
@@ -70,8 +67,9 @@ def create_app(settings: RetrieverSettings) -> App:
         parallel=max(1, settings.database_pool_size - 1),
     )
     broker = create_broker(settings, name="retriever", prefetch=settings.retriever_concurrency)
-    replies = FireAndForget(settings, name="retriever-replies")
+    replies = Replies(settings)
     under_way: set[asyncio.Task[None]] = set()
+    ages = Ages()
 
     subscriber = broker.subscriber(
         rabbit_queue(topology.RECALL_QUEUE),
@@ -86,51 +84,70 @@ def create_app(settings: RetrieverSettings) -> App:
         task = asyncio.current_task()
         assert task is not None
         under_way.add(task)
+        traced = context.attach(read_headers(raw.headers))
         try:
-            if not topology.valid_reply_to(raw.reply_to):
-                unanswered.labels("reply_to").inc()
-                log(_logger, logging.WARNING, "unanswerable", reason="reply_to")
-                return
-            reply = await handler.recall(raw.body, age_s=_age_s(raw.headers))
-            await send(reply, raw.reply_to or "", raw.correlation_id)
+            await answer(raw)
+        except Exception as exc:  # the boundary: whatever it was, the agent goes on without
+            _logger.exception("recall_failed")
+            failed = RecallReply(
+                reason="internal", detail=f"the retriever failed: {type(exc).__name__}"
+            )
+            await send(failed, raw)
         finally:
+            context.detach(traced)
             under_way.discard(task)
             try:
                 await raw.ack()
             except BROKER_ERRORS:
                 unanswered.labels("connection").inc()
 
-    async def send(reply: RecallReply, reply_to: str, correlation_id: str | None) -> None:
+    async def answer(raw: AbstractIncomingMessage) -> None:
+        if not answerable(raw.reply_to):
+            unanswered.labels("reply_to").inc()
+            log(_logger, logging.WARNING, "unanswerable", reason="reply_to")
+            return
+        sent_at = raw.headers.get(SENT_AT)
+        age_s = ages.age_s(raw.reply_to or "", sent_at, time.time())
+        reply = await handler.recall(raw.body, age_s=age_s)
+        if reply is None:
+            unanswered.labels("expired").inc()
+        else:
+            await send(reply, raw)
+
+    async def send(reply: RecallReply, raw: AbstractIncomingMessage) -> None:
         sent = await replies.publish(
             reply.model_dump_json().encode(),
-            routing_key=reply_to,
-            correlation_id=correlation_id,
+            reply_to=raw.reply_to or "",
+            correlation_id=raw.correlation_id,
             content_type="application/json",
             headers=outgoing_headers(),
         )
         if not sent:
             unanswered.labels("connection").inc()
 
-    async def space_fault() -> str | None:
+    async def space() -> str | None:
         try:
             await handler.generation()
-        except ConfigurationError as exc:
+        except TickmindError as exc:
             return str(exc)
         return None
 
     async def work(stop: asyncio.Event) -> None:
         application = FastStream(broker, logger=None)
         try:
-            await handler.generation()  # settings of another space end us here
+            with contextlib.suppress(TransientError):  # then each recall says so
+                await handler.generation()  # settings of another space end us here
             if await start(application, stop):
                 await stop.wait()
-                await subscriber.stop()
+                await _briefly(subscriber.stop())
                 if under_way:
                     await asyncio.wait(under_way)
         finally:
-            await application.stop()
+            if not await _briefly(application.stop()):
+                await _briefly((await broker.connect()).close())
             await replies.close()
             await vectors.close()
+            await handler.close()
             await embedder.close()
             await database.dispose()
 
@@ -140,8 +157,19 @@ def create_app(settings: RetrieverSettings) -> App:
         checks={
             "database": database.check,
             "broker": consumer_check(broker, topology.RECALL_QUEUE),
-            "space": space_fault,
+            "embedding": vectors.fault,
+            "space": space,
         },
         work=work,
         registry=registry,
     )
+
+
+async def _briefly(goodbye: Awaitable[object]) -> bool:
+    """Whether the broker took its leave in time; nothing hangs on it."""
+    # FastStream gathers what its subscribers raise into a group.
+    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
+        async with asyncio.timeout(_GOODBYE_S):
+            await goodbye
+        return True
+    return False

@@ -8,35 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy.exc import SQLAlchemyError
 
-from tickmind import fragment
 from tickmind.clean import is_blank
 from tickmind.database import Database
-from tickmind.decoding import DecodedRecall, decode_recall
+from tickmind.decoding import decode_recall
 from tickmind.errors import ConfigurationError, InvalidMessage, TickmindError
-from tickmind.memory import Scored, Watermarks, Weights
-from tickmind.messages import (
-    AgentReply,
-    RecalledMemory,
-    RecallEnvelope,
-    RecallQuery,
-    RecallReply,
-    WatermarksOut,
-)
+from tickmind.memory import Scored, Weights
+from tickmind.messages import RecallEnvelope, RecallQuery, RecallReply
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
 from tickmind.store.spaces import Generation, Space, active_generation
 from tickmind.telemetry import log
-from tickmind_retriever.query_vectors import QueryVectors
+from tickmind_retriever.answers import Answers
+from tickmind_retriever.query_vectors import QueryVectors, Vector
 
 __all__ = ["Handler", "Metrics"]
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 _logger = logging.getLogger("tickmind.retriever")
 
@@ -44,6 +33,8 @@ _logger = logging.getLogger("tickmind.retriever")
 _GENERATION_S = 2.0
 #: Agents ranked by one statement: enough to spare round trips, few enough to answer in parts.
 _AGENTS_A_STATEMENT = 8
+#: How long work that a deadline cut off may take to end: PostgreSQL is told to cancel it.
+_CUT_OFF_S = 2.0
 
 
 class Metrics:
@@ -62,85 +53,6 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
             registry=registry,
         )
-
-
-class _Answers:
-    """Replies of one request, filled in as they become known."""
-
-    def __init__(self, request: DecodedRecall) -> None:
-        self.request = request
-        self.replies: list[AgentReply | None] = [
-            AgentReply(
-                agent=_agent_of(request.options.queries[place]),
-                status="empty",
-                reason=query.reason,
-                detail=str(query),
-            )
-            if isinstance(query, InvalidMessage)
-            else None
-            for place, query in enumerate(request.queries)
-        ]
-        self.watermarks = Watermarks()
-
-    def open(self) -> list[tuple[int, RecallQuery]]:
-        """Queries without an answer yet, with their places."""
-        return [
-            (place, query)
-            for place, query in enumerate(self.request.queries)
-            if self.replies[place] is None and isinstance(query, RecallQuery)
-        ]
-
-    def fill(
-        self, reason: str | None, detail: str | None = None, *, places: Sequence[int] | None = None
-    ) -> None:
-        """The same empty answer for all that have none, or those among `places`."""
-        for place, query in self.open():
-            if places is not None and place not in places:
-                continue
-            self.replies[place] = AgentReply(
-                agent=query.agent, status="empty", reason=reason, detail=detail
-            )
-
-    def remember(self, place: int, memories: Sequence[Scored]) -> None:
-        options = self.request.options
-        query = self.request.queries[place]
-        assert isinstance(query, RecallQuery)
-        self.replies[place] = AgentReply(
-            agent=query.agent,
-            status="ok" if memories else "empty",
-            fragment=fragment.render(
-                memories, language=options.language, max_chars=options.max_chars
-            ),
-            memories=[
-                RecalledMemory(
-                    id=memory.id,
-                    tick=memory.tick,
-                    kind=memory.kind,
-                    content=memory.content,
-                    importance=memory.importance,
-                    score=memory.score,
-                    relevance=memory.relevance,
-                    recency=memory.recency,
-                )
-                for memory in memories
-            ],
-        )
-
-    def reply(self) -> RecallReply:
-        return RecallReply(
-            world=self.request.options.world,
-            tick=self.request.options.tick,
-            replies=[reply for reply in self.replies if reply is not None],
-            watermarks=WatermarksOut(
-                recorded=self.watermarks.recorded, embedded=self.watermarks.embedded
-            ),
-        )
-
-
-def _agent_of(raw: object) -> str:
-    """Whom a bad query meant, as far as it says."""
-    agent = raw.get("agent") if isinstance(raw, dict) else None
-    return str(agent)[:200] if isinstance(agent, str | int) else ""
 
 
 class Handler:
@@ -166,10 +78,12 @@ class Handler:
         self._statements = asyncio.Semaphore(parallel)
         self._generation: Generation | None = None
         self._generation_until = 0.0
+        self._cut_off: set[asyncio.Task[None]] = set()
 
-    async def recall(self, body: bytes, *, age_s: float = 0.0) -> RecallReply:
+    async def recall(self, body: bytes, *, age_s: float = 0.0) -> RecallReply | None:
         """Answer one request; `age_s`: how long ago it was sent. Never raises for input or faults,
-        and returns before the request's deadline."""
+        and returns before the request's deadline. None: that is over, nobody waits for an answer.
+        """
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
@@ -177,66 +91,106 @@ class Handler:
         except InvalidMessage as exc:
             self._metrics.recalls.labels("empty", exc.reason).inc()
             return RecallReply(reason=exc.reason, detail=str(exc))
-        answers = _Answers(request)
-        budget_s = request.options.deadline_ms / 1000 - age_s - self._reserve_s
-        try:
-            async with asyncio.timeout_at(begun + budget_s):
-                await self._answer(answers)
-        except TimeoutError:
-            answers.fill("deadline")
-        except TickmindError as exc:
-            answers.fill(_reason(exc), str(exc))
-        except SQLAlchemyError as exc:
-            log(_logger, logging.ERROR, "recall_failed", error=type(exc).__name__)
-            answers.fill("database", _detail(exc))
+        left_s = request.options.deadline_ms / 1000 - age_s
+        if age_s > 0 and left_s <= 0:
+            return None
+        answers = Answers(request)
+        await self._within(begun + left_s - self._reserve_s, answers)
         reply = answers.reply()
         self._metrics.seconds.observe(loop.time() - begun)
         for answer in reply.replies:
             self._metrics.recalls.labels(answer.status, answer.reason or "").inc()
         return reply
 
-    async def _answer(self, answers: _Answers) -> None:
+    async def _within(self, until: float, answers: Answers) -> None:
+        """Fill the answers, as many as can be until then."""
+        answering = asyncio.create_task(self._answer(answers))
+        try:
+            left_s = max(0.0, until - asyncio.get_running_loop().time())
+            await asyncio.wait({answering}, timeout=left_s)
+        finally:
+            if not answering.done():
+                # Not waited for: a server that does not answer may not take a cancellation either.
+                answering.cancel()
+                self._cut_off.add(answering)
+                answering.add_done_callback(self._ended)
+        if not answering.done():
+            answers.fill("deadline")
+            return
+        try:
+            answering.result()
+        except TickmindError as exc:
+            answers.fill(_reason(exc), str(exc))
+        except SQLAlchemyError as exc:
+            log(_logger, logging.ERROR, "recall_failed", error=type(exc).__name__)
+            answers.fill("database", _detail(exc))
+
+    def _ended(self, answering: asyncio.Task[None]) -> None:
+        self._cut_off.discard(answering)
+        if not answering.cancelled() and (exc := answering.exception()) is not None:
+            log(_logger, logging.WARNING, "cut_off_failed", error=type(exc).__name__)
+
+    async def _answer(self, answers: Answers) -> None:
         options = answers.request.options
         generation = await self.generation()
         if generation is None:
             answers.fill("embedding", "nothing is embedded yet: no embedder has run")
             return
-        for place, query in answers.open():
-            if is_blank(query.observation):
-                answers.replies[place] = AgentReply(
-                    agent=query.agent,
-                    status="empty",
-                    reason="invalid",
-                    detail="the observation is blank: say what the agent sees",
-                )
+        blank = {place for place, query in answers.open() if is_blank(query.observation)}
+        answers.fill("invalid", "the observation is blank: say what the agent sees", places=blank)
         queries = answers.open()
-        if not queries:
-            return
-        # The ids are looked up while the provider thinks.
-        found, vectors = await _both(
-            self._whom(options.world, [query.agent for _, query in queries], generation),
-            self._vectors.of([query.observation for _, query in queries]),
-        )
-        answers.watermarks = found.watermarks
-        questions = []
-        for (place, query), vector in zip(queries, vectors, strict=True):
-            agent_id = found.agents.get(query.agent)
-            if agent_id is None:  # nobody has heard of this agent: it remembers nothing
-                answers.remember(place, [])
-            else:
-                questions.append((place, Question(agent_id=agent_id, vector=vector)))
-        async with asyncio.TaskGroup() as tasks:
-            for first in range(0, len(questions), _AGENTS_A_STATEMENT):
-                chunk = questions[first : first + _AGENTS_A_STATEMENT]
-                tasks.create_task(self._rank(answers, chunk, generation))
+        with self._vectors.wanted(query.observation for _, query in queries) as vectors:
+            # The ids are looked up while the provider thinks.
+            found = await self._whom(
+                options.world, [query.agent for _, query in queries], generation
+            )
+            answers.watermarks = found.watermarks
+            await self._rank_all(answers, found, vectors, generation)
 
     async def _whom(self, world: str, agents: Sequence[str], generation: Generation) -> Whom:
         async with self._database.reading() as session:
             return await whom(session, world, agents, space_id=generation.space_id)
 
+    async def _rank_all(
+        self,
+        answers: Answers,
+        found: Whom,
+        vectors: Mapping[str, asyncio.Future[Vector]],
+        generation: Generation,
+    ) -> None:
+        """Rank each agent's memories as soon as the vector of its observation is there."""
+        waiting: dict[asyncio.Future[Vector], list[tuple[int, RecallQuery]]] = {}
+        for place, query in answers.open():
+            if query.agent in found.agents:
+                waiting.setdefault(vectors[query.observation], []).append((place, query))
+            else:  # nobody has heard of this agent: it remembers nothing
+                answers.remember(place, [])
+        async with asyncio.TaskGroup() as tasks:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                questions = []
+                for future in done:
+                    asked = waiting.pop(future)
+                    exc = future.exception()
+                    if isinstance(exc, TickmindError):
+                        places = [place for place, _ in asked]
+                        answers.fill(_reason(exc), str(exc), places=places)
+                        continue
+                    questions += [
+                        (
+                            place,
+                            Question(agent_id=found.agents[query.agent], vector=future.result()),
+                        )
+                        for place, query in asked
+                    ]
+                questions.sort(key=lambda question: question[0])
+                for first in range(0, len(questions), _AGENTS_A_STATEMENT):
+                    chunk = questions[first : first + _AGENTS_A_STATEMENT]
+                    tasks.create_task(self._rank(answers, chunk, generation))
+
     async def _rank(
         self,
-        answers: _Answers,
+        answers: Answers,
         questions: Sequence[tuple[int, Question]],
         generation: Generation,
     ) -> None:
@@ -293,15 +247,10 @@ class Handler:
             raise ConfigurationError(msg)
         return found
 
-
-async def _both(first: Awaitable[A], second: Awaitable[B]) -> tuple[A, B]:
-    """Both results; where one fails, the other is cancelled and the failure is raised as it is."""
-    tasks = (asyncio.ensure_future(first), asyncio.ensure_future(second))
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    async def close(self) -> None:
+        """Wait a moment for what deadlines cut off."""
+        if self._cut_off:
+            await asyncio.wait(self._cut_off, timeout=_CUT_OFF_S)
 
 
 def _reason(exc: TickmindError) -> str:

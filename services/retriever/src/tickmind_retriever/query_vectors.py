@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tickmind.embedding import Embedder
+from tickmind.errors import EmbeddingFailed, EmbeddingUnavailable, TextRefused, TickmindError
 
 __all__ = ["QueryVectors"]
 
@@ -17,82 +20,165 @@ Vector = NDArray[np.float32]
 
 #: Calls under way at once; what comes meanwhile shares the next one.
 _CALLS = 4
+#: Calls that a batch with a refused text in it may take: finding one among 100 takes 14.
+_CALLS_A_BATCH = 16
+#: A failure tells of the provider's state so long, unless a call passes meanwhile.
+_FAULT_S = 30.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Flight:
+    """One text on its way to its vector. `waiting`: callers that have not given up."""
+
+    text: str
+    future: asyncio.Future[Vector]
+    waiting: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Call:
+    flights: list[_Flight]
+    task: asyncio.Task[None] | None = None
+    left: int = field(default=_CALLS_A_BATCH)
+
+    @property
+    def wanted(self) -> bool:
+        return any(flight.waiting for flight in self.flights)
 
 
 class QueryVectors:
     """A cache of one embedding space, with a single flight per text.
 
-    A caller that gives up takes nothing from the others: the call goes on and is kept.
+    A caller that gives up takes nothing from the others. A call whose callers have all given up
+    goes on, its vectors are kept; it ends where another is waiting for its place.
     """
 
     def __init__(self, embedder: Embedder, *, kept: int) -> None:
         self._embedder = embedder
         self._kept = kept
         self._cache: OrderedDict[str, Vector] = OrderedDict()
-        self._flights: dict[str, asyncio.Future[Vector]] = {}
-        self._waiting: list[str] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._flights: dict[str, _Flight] = {}
+        self._boarding: list[_Flight] = []
+        self._calls: list[_Call] = []
+        self._fault: tuple[float, str] | None = None
 
-    async def of(self, texts: Sequence[str]) -> list[Vector]:
-        """Vectors in the order of the texts, none blank: (dimensions,) float32, unit length.
+    @contextmanager
+    def wanted(self, texts: Iterable[str]) -> Iterator[dict[str, asyncio.Future[Vector]]]:
+        """Vectors of texts, none blank, for the length of the block.
 
-        Raises as `Embedder.embed` does.
+        Each future gives (dimensions,) float32, unit length, or raises as `Embedder.embed` does.
+        Not to be cancelled: others may be waiting for the same.
         """
-        futures = {}
-        for text in texts:
-            if text in self._cache:
-                self._cache.move_to_end(text)
-            elif text not in futures:
-                futures[text] = self._flight(text)
-        if futures:
-            self._depart()
-            # Shielded by wait(): a cancelled caller leaves the shared futures alone.
-            await asyncio.wait(futures.values())
-        found = {text: future.result() for text, future in futures.items()}
-        return [found[text] if text in found else self._cache[text] for text in texts]
+        flights = {text: self._flight(text) for text in dict.fromkeys(texts)}
+        for flight in flights.values():
+            flight.waiting += 1
+        self._depart()
+        try:
+            yield {text: flight.future for text, flight in flights.items()}
+        finally:
+            for flight in flights.values():
+                flight.waiting -= 1
 
-    def _flight(self, text: str) -> asyncio.Future[Vector]:
-        future = self._flights.get(text)
-        if future is None:
-            future = self._flights[text] = asyncio.get_running_loop().create_future()
-            future.add_done_callback(_look)
-            self._waiting.append(text)
-        return future
+    def _flight(self, text: str) -> _Flight:
+        flight = self._flights.get(text)
+        if flight is None:
+            flight = _Flight(text=text, future=asyncio.get_running_loop().create_future())
+            vector = self._cache.get(text)
+            if vector is not None:
+                self._cache.move_to_end(text)
+                flight.future.set_result(vector)
+            else:
+                flight.future.add_done_callback(_look)
+                self._flights[text] = flight
+                self._boarding.append(flight)
+        return flight
 
     def _depart(self) -> None:
-        while self._waiting and len(self._calls) < _CALLS:
+        for flight in [flight for flight in self._boarding if not flight.waiting]:
+            self._boarding.remove(flight)
+            self._land(flight, EmbeddingUnavailable("nobody waited for it any more"))
+        while self._boarding and (len(self._calls) < _CALLS or self._give_up_one()):
             most = self._embedder.max_inputs
-            batch, self._waiting = self._waiting[:most], self._waiting[most:]
-            call = asyncio.create_task(self._call(batch))
-            self._calls.add(call)
-            call.add_done_callback(self._landed)
+            call = _Call(flights=self._boarding[:most])
+            self._boarding = self._boarding[most:]
+            self._calls.append(call)
+            call.task = asyncio.create_task(self._run(call))
 
-    def _landed(self, call: asyncio.Task[None]) -> None:
-        self._calls.discard(call)
-        self._depart()
+    def _give_up_one(self) -> bool:
+        """Make room by ending a call that nobody waits for; False: there is none."""
+        for call in self._calls:
+            if not call.wanted and call.task is not None:
+                call.task.cancel()
+                self._ended(call)
+                return True
+        return False
 
-    async def _call(self, texts: list[str]) -> None:
+    async def _run(self, call: _Call) -> None:
         try:
-            vectors = await self._embedder.embed(texts, "query")
-        except BaseException as exc:
-            for text in texts:
-                self._flights.pop(text).set_exception(
-                    exc if isinstance(exc, Exception) else asyncio.CancelledError()
-                )
-            if not isinstance(exc, Exception):
-                raise
+            await self._embed(call, call.flights)
+        finally:
+            if call in self._calls:
+                self._ended(call)
+                self._depart()
+
+    def _ended(self, call: _Call) -> None:
+        self._calls.remove(call)
+        for flight in call.flights:
+            self._land(flight, EmbeddingUnavailable("the call was given up"))
+
+    async def _embed(self, call: _Call, flights: Sequence[_Flight]) -> None:
+        """One call; where a text in it is not taken, halves, down to the text at fault."""
+        call.left -= 1
+        try:
+            vectors = await self._embedder.embed([flight.text for flight in flights], "query")
+        except TickmindError as exc:
+            of_a_text = isinstance(exc, TextRefused | EmbeddingFailed)
+            if not of_a_text:
+                self._fault = (asyncio.get_running_loop().time(), str(exc))
+            if of_a_text and len(flights) > 1 and call.left > 0 and call.wanted:
+                middle = len(flights) // 2
+                await self._embed(call, flights[:middle])
+                await self._embed(call, flights[middle:])
+                return
+            for flight in flights:
+                self._land(flight, exc)
             return
-        for text, vector in zip(texts, vectors, strict=True):
-            self._flights.pop(text).set_result(vector)
-            self._cache[text] = vector
+        self._fault = None
+        for flight, vector in zip(flights, vectors, strict=True):
+            self._land(flight, vector.copy())  # a row would keep its whole batch in memory
+
+    def _land(self, flight: _Flight, outcome: Vector | TickmindError) -> None:
+        """The end of a flight, if it has not ended before."""
+        if flight.future.done():
+            return
+        del self._flights[flight.text]
+        if isinstance(outcome, TickmindError):
+            flight.future.set_exception(outcome)
+            return
+        flight.future.set_result(outcome)
+        self._cache[flight.text] = outcome
         while len(self._cache) > self._kept:
             self._cache.popitem(last=False)
 
+    async def fault(self) -> str | None:
+        """Why no vectors can be had just now, in one sentence; None: they can."""
+        if self._fault is not None:
+            since, what = self._fault
+            if asyncio.get_running_loop().time() - since < _FAULT_S:
+                return what
+        return await self._embedder.fault()
+
     async def close(self) -> None:
-        """Give up the calls under way."""
-        for call in self._calls:
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        """Give up the calls under way; who waits for them is told."""
+        tasks = [call.task for call in self._calls if call.task is not None]
+        for call in list(self._calls):
+            self._ended(call)
+        for flight in self._boarding:
+            self._land(flight, EmbeddingUnavailable("the retriever is stopping"))
+        self._boarding.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _look(future: asyncio.Future[Vector]) -> None:

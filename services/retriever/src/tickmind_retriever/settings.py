@@ -17,8 +17,8 @@ class RetrieverSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Hea
     retriever_concurrency: Annotated[int, Field(ge=1, le=1000)] = Field(
         32, description="requests answered at once; the others wait in the queue, where they expire"
     )
-    retriever_half_life_ticks: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = Field(
-        500.0, description="ticks after which recency has halved"
+    retriever_half_life_ticks: Annotated[float, Field(ge=1e-3, le=1e15, allow_inf_nan=False)] = (
+        Field(500.0, description="ticks after which recency has halved")
     )
     retriever_reserve_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
         15, description="kept of each deadline for the way back"

@@ -53,8 +53,8 @@ async def whom(session: AsyncSession, world: str, names: Sequence[str], *, space
     if row is None:
         return Whom(agents={}, watermarks=Watermarks())
     embedded = row.recorded
-    if row.first_pending is not None:
-        embedded = row.first_pending - 1 if row.first_pending > 0 else None
+    if embedded is not None and row.first_pending is not None:
+        embedded = min(embedded, row.first_pending - 1) if row.first_pending > 0 else None
     return Whom(
         agents=dict(zip(row.names, row.ids, strict=True)),
         watermarks=Watermarks(recorded=row.recorded, embedded=embedded),
@@ -81,16 +81,23 @@ class Filters:
 # relevance: cosine of the raw vectors; pgvector says NaN where one is zero.
 _RAW = "coalesce(nullif(1 - (e.vector <=> q.vector), 'NaN'), -1)"
 # relevance: cosine of (x - mean, q - mean). With c the unit vector along q - mean, this is
-# (x.c - mean.c) / |x - mean|: two passes over the stored vector and no new one.
+# (x.c - mean.c) / |x - mean|: two passes over the stored vector and no new one. A stored zero
+# vector has x.c = 0, which hardly another has: only then is its norm looked at. A query without a
+# direction comes without a mean.c.
 _CENTRED = """
     least(1, greatest(-1, coalesce(
-        (-(e.vector <#> q.vector) - q.mean_dot) / nullif(e.vector <-> :mean, 0), -1)))
+        (-nullif(e.vector <#> q.vector, 0) - q.mean_dot) / nullif(e.vector <-> :mean, 0),
+        CASE WHEN l2_norm(e.vector) > 0 THEN -q.mean_dot / nullif(e.vector <-> :mean, 0) END,
+        -1)))
 """
 # Clamped, since PostgreSQL raises on underflow where floating point would say 0.
 _RECENCY = f"""
     power(2::float8, -least({MAX_HALF_LIVES}, greatest(0, CAST(:tick AS bigint) - r.tick)
                                               / CAST(:half_life AS float8)))
 """
+#: A shorter half-life than this gives the same recency to any past tick, and dividing by it
+#: might overflow.
+_SHORTEST_HALF_LIFE = 1e-6
 
 _STATEMENT = """
     SELECT q.asked, m.id, top.tick, top.kind, m.content, top.importance, top.is_core,
@@ -147,14 +154,16 @@ async def rank(
 
     `weights` None: cosine alone, as `ranking: "relevance"` asks.
     """
-    mean = generation.mean if weights is not None else None
-    vectors, mean_dots = [], []
+    mean = _halved(generation.mean) if weights is not None and generation.mean is not None else None
+    vectors: list[HalfVector] = []
+    mean_dots: list[float | None] = []
     for question in questions:
-        vector, mean_dot = question.vector, 0.0
-        if mean is not None:
+        vector, mean_dot = question.vector, None
+        if mean is not None and vector.any():
             vector = _unit(vector - mean)
-            # With the rounded vector the database gets, so that rounding cancels.
-            mean_dot = float(vector.astype(np.float16).astype(np.float64) @ mean)
+            if vector.any():
+                # With the rounded vector the database gets, so that rounding cancels.
+                mean_dot = float(_halved(vector).astype(np.float64) @ mean)
         vectors.append(HalfVector(vector))
         mean_dots.append(mean_dot)
     parameters: dict[str, object] = {
@@ -164,7 +173,7 @@ async def rank(
         "space_id": generation.space_id,
         "generation_id": generation.id,
         "tick": tick,
-        "half_life": half_life_ticks,
+        "half_life": max(half_life_ticks, _SHORTEST_HALF_LIFE),
         "as_of_tick": filters.as_of_tick,
         "kinds": list(filters.kinds) if filters.kinds is not None else None,
         "min_importance": filters.min_importance,
@@ -196,6 +205,11 @@ async def rank(
             )
         )
     return found
+
+
+def _halved(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounded to the half precision that vectors are stored in."""
+    return vector.astype(np.float16).astype(np.float32)
 
 
 def _unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:

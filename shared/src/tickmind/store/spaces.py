@@ -111,10 +111,14 @@ async def ensure_space(session: AsyncSession, space: Space) -> Generation:
     return made
 
 
-_COUNT = text("SELECT count(*) FROM embedding WHERE space_id = :space_id")
+_COUNT = text("""
+    SELECT count(*) FROM (SELECT FROM embedding WHERE space_id = :space_id LIMIT :most) AS counted
+""")
+# Zero vectors stand for texts without a meaning: they say nothing of where the others lie.
 _SAMPLE = text("""
     SELECT avg(vector)::vector::real[] AS mean, count(*) AS over
-    FROM (SELECT vector FROM embedding WHERE space_id = :space_id LIMIT :most) AS sample
+    FROM (SELECT vector FROM embedding
+          WHERE space_id = :space_id AND l2_norm(vector) > 0 LIMIT :most) AS sample
 """)
 _SET_MEAN = text("""
     UPDATE index_generation SET mean = :mean, mean_over = :over
@@ -135,12 +139,15 @@ async def refresh_mean(session: AsyncSession, generation: Generation) -> bool:
     """
     if generation.mean_over >= MEAN_UNTIL:
         return False
-    count = (await session.execute(_COUNT, {"space_id": generation.space_id})).scalar_one()
-    if count < max(MEAN_FROM, 2 * generation.mean_over):
+    wanted = max(MEAN_FROM, 2 * generation.mean_over)
+    parameters = {"space_id": generation.space_id, "most": wanted}
+    if (await session.execute(_COUNT, parameters)).scalar_one() < wanted:
         return False
     row = (
         await session.execute(_SAMPLE, {"space_id": generation.space_id, "most": MEAN_UNTIL})
     ).one()
+    if row.over < wanted:
+        return False
     mean = np.asarray(row.mean, dtype="<f4").tobytes()
     await session.execute(_SET_MEAN, {"id": generation.id, "mean": mean, "over": row.over})
     return True

@@ -1,0 +1,33 @@
+"""What the embedder counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+__all__ = ["Metrics"]
+
+
+class Metrics:
+    """Counters of one embedder process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.linked = Counter(
+            "tickmind_memories_indexed", "Memories that became recallable", registry=registry
+        )
+        self.texts = Counter(
+            "tickmind_embedding_texts",
+            "Distinct texts by outcome: embedded, blank, retried, parked",
+            ["outcome"],
+            registry=registry,
+        )
+        self.calls = Counter(
+            "tickmind_embedding_calls",
+            "API calls by outcome: ok, or why not",
+            ["outcome"],
+            registry=registry,
+        )
+        self.pending = Gauge(
+            "tickmind_embedding_backlog",
+            "Pending rows that the last full sweep saw and could not link",
+            registry=registry,
+        )

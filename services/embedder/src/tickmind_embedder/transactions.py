@@ -1,0 +1,31 @@
+"""Transactions that come to an end, whatever has become of the connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tickmind.database import Database, DatabaseUnavailable
+
+__all__ = ["writing"]
+
+#: Longest that a transaction of ours may take. All are short (measured: a sweep's chunk 15 ms),
+#: but one may wait for the deletion of a large world.
+_MOST_S = 60.0
+
+
+@asynccontextmanager
+async def writing(
+    database: Database, *, most_s: float | None = None
+) -> AsyncIterator[AsyncSession]:
+    """As `Database.writing`; a connection that died in silence is DatabaseUnavailable as well."""
+    most_s = most_s or _MOST_S
+    try:
+        async with asyncio.timeout(most_s), database.writing() as session:
+            yield session
+    except TimeoutError as exc:
+        msg = f"PostgreSQL did not answer within {most_s:g} s"
+        raise DatabaseUnavailable(msg) from exc

@@ -1,0 +1,103 @@
+"""The answer to one request while it comes together, agent by agent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from tickmind import fragment
+from tickmind.decoding import DecodedRecall
+from tickmind.errors import InvalidMessage
+from tickmind.memory import Scored, Watermarks
+from tickmind.messages import (
+    AgentReply,
+    RecalledMemory,
+    RecallQuery,
+    RecallReply,
+    WatermarksOut,
+)
+
+__all__ = ["Answers"]
+
+
+class Answers:
+    """Replies of one request, filled in as they become known; each once."""
+
+    def __init__(self, request: DecodedRecall) -> None:
+        self.request = request
+        self.watermarks = Watermarks()
+        self._replies: dict[int, AgentReply] = {
+            place: AgentReply(
+                agent=_agent_of(request.options.queries[place]),
+                status="empty",
+                reason=query.reason,
+                detail=str(query),
+            )
+            for place, query in enumerate(request.queries)
+            if isinstance(query, InvalidMessage)
+        }
+
+    def open(self) -> list[tuple[int, RecallQuery]]:
+        """Queries without an answer yet, with their places."""
+        return [
+            (place, query)
+            for place, query in enumerate(self.request.queries)
+            if place not in self._replies and isinstance(query, RecallQuery)
+        ]
+
+    def fill(
+        self,
+        reason: str | None,
+        detail: str | None = None,
+        *,
+        places: Collection[int] | None = None,
+    ) -> None:
+        """The same empty answer for all that have none, or those among `places`."""
+        for place, query in self.open():
+            if places is None or place in places:
+                self._replies[place] = AgentReply(
+                    agent=query.agent, status="empty", reason=reason, detail=detail
+                )
+
+    def remember(self, place: int, memories: Sequence[Scored]) -> None:
+        """What the agent asked for at `place` remembers; nothing, maybe."""
+        options = self.request.options
+        query = self.request.queries[place]
+        assert isinstance(query, RecallQuery)
+        self._replies[place] = AgentReply(
+            agent=query.agent,
+            status="ok" if memories else "empty",
+            fragment=fragment.render(
+                memories, language=options.language, max_chars=options.max_chars
+            ),
+            memories=[
+                RecalledMemory(
+                    id=memory.id,
+                    tick=memory.tick,
+                    kind=memory.kind,
+                    content=memory.content,
+                    importance=memory.importance,
+                    score=memory.score,
+                    relevance=memory.relevance,
+                    recency=memory.recency,
+                )
+                for memory in memories
+            ],
+        )
+
+    def reply(self) -> RecallReply:
+        """All of them in the order of the request; every query must have its answer."""
+        options = self.request.options
+        return RecallReply(
+            world=options.world,
+            tick=options.tick,
+            replies=[self._replies[place] for place in range(len(self.request.queries))],
+            watermarks=WatermarksOut(
+                recorded=self.watermarks.recorded, embedded=self.watermarks.embedded
+            ),
+        )
+
+
+def _agent_of(raw: object) -> str:
+    """Whom a bad query meant, as far as it says."""
+    agent = raw.get("agent") if isinstance(raw, dict) else None
+    return str(agent)[:200] if isinstance(agent, str | int) else ""

@@ -1,0 +1,199 @@
+"""The OpenAI-compatible embedding API: one call, and every check of what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+from numpy.typing import NDArray
+
+from tickmind.errors import (
+    ConfigurationError,
+    EmbeddingFailed,
+    EmbeddingUnavailable,
+    TextRefused,
+)
+from tickmind.settings import EmbeddingSettings
+
+__all__ = ["CallFailed", "OpenAIProvider", "Vectors", "read_vectors"]
+
+Vectors = NDArray[np.float32]
+
+#: Longest wait for a sign of life: a readiness probe gives up after a few seconds.
+_REACHABLE_S = 2.0
+
+
+class CallFailed(EmbeddingUnavailable):
+    """The call broke down on the provider's side (5xx, time-out, a connection or answer cut off).
+
+    An outage, most likely; or one of its texts, which others can show: then it does not pass.
+    """
+
+
+class OpenAIProvider:
+    """Any endpoint that speaks OpenAI's POST /embeddings. Never retries: the caller knows when."""
+
+    def __init__(self, settings: EmbeddingSettings) -> None:
+        """Raises ConfigurationError for a URL or key that no request can hold."""
+        key = settings.embedding_api_key.get_secret_value()
+        if not key.isascii():
+            msg = "TICKMIND_EMBEDDING_API_KEY holds a character that no HTTP header can: paste it"
+            raise ConfigurationError(f"{msg} again")
+        try:
+            url = httpx2.URL(settings.embedding_base_url)
+        except httpx2.InvalidURL:
+            url = httpx2.URL()
+        if url.scheme not in ("http", "https") or not url.host:
+            msg = "TICKMIND_EMBEDDING_BASE_URL must look like https://host/v1"
+            raise ConfigurationError(msg)
+        self._host = url.netloc.decode()
+        self._timeout_s = settings.embedding_timeout_s
+        self._client = openai.AsyncOpenAI(
+            # Local servers take any key, and the SDK takes no empty one.
+            api_key=key or "none",
+            base_url=settings.embedding_base_url,
+            max_retries=0,
+            timeout=settings.embedding_timeout_s,
+        )
+        self._body: dict[str, Any] = {"model": settings.embedding_model}
+        if settings.embedding_encoding_format != "omit":
+            self._body["encoding_format"] = settings.embedding_encoding_format
+        if settings.embedding_send_dimensions:
+            self._body["dimensions"] = settings.embedding_dimensions
+
+    async def call(self, texts: Sequence[str]) -> Vectors:
+        try:
+            # The client's own timeout begins anew with each byte of a dripping answer.
+            async with asyncio.timeout(self._timeout_s):
+                # The raw reply: the SDK's own model drops what a check needs (a missing index, an
+                # error body under status 200).
+                response = await self._client.post(
+                    "/embeddings",
+                    body={**self._body, "input": list(texts)},
+                    cast_to=httpx2.Response,
+                )
+        except openai.APIStatusError as exc:
+            raise _refused(exc) from exc
+        except (TimeoutError, openai.APITimeoutError) as exc:
+            msg = f"the embedding API did not answer within {self._timeout_s:g} s"
+            raise CallFailed(msg) from exc
+        except (openai.APIError, httpx2.HTTPError) as exc:
+            cause = type(exc.__cause__ or exc).__name__
+            msg = f"the connection to the embedding API at {self._host} failed ({cause})"
+            raise CallFailed(msg) from exc
+        return read_vectors(response.content, expected=len(texts))
+
+    async def fault(self) -> str | None:
+        try:
+            async with asyncio.timeout(_REACHABLE_S):
+                await self._client.get("/models", cast_to=httpx2.Response)
+        except openai.APIStatusError:
+            return None  # a refusal is an answer: not every server lists its models
+        except (TimeoutError, openai.APIError, httpx2.HTTPError, RuntimeError) as exc:
+            cause = type(exc.__cause__ or exc).__name__  # RuntimeError: we are closed already
+            return f"the embedding API at {self._host} cannot be reached ({cause})"
+        return None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+def _refused(exc: openai.APIStatusError) -> Exception:
+    status = exc.status_code
+    if status in (400, 413, 422):
+        return TextRefused(f"the embedding API refused the request ({status})")
+    if status >= 500:
+        return CallFailed(
+            f"the embedding API answered {status}", retry_after_s=_retry_after(exc.response)
+        )
+    if status in (408, 409, 425, 429):
+        return EmbeddingUnavailable(
+            f"the embedding API answered {status}", retry_after_s=_retry_after(exc.response)
+        )
+    hint = "check TICKMIND_EMBEDDING_API_KEY, _BASE_URL and _MODEL"
+    return ConfigurationError(f"the embedding API refused us ({status}): {hint}")
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Seconds the provider asked to wait, where it said so as a number."""
+    for header, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(response.headers[header]) * scale
+        except (KeyError, ValueError):
+            continue
+        if 0 <= seconds < 86_400:
+            return seconds
+    return None
+
+
+def read_vectors(body: bytes, *, expected: int) -> Vectors:
+    """Vectors of a reply, (expected, w) float32, in the order of the texts.
+
+    Paired by `index`; where it is missing or null, by position, and where one alone is missing, by
+    what is left (Gemini leaves out index 0, wherever it stands). Raises EmbeddingFailed for another
+    count, indices that are no permutation, uneven widths, or what is no number: such a reply is
+    worth nothing as a whole, since no vector in it can be trusted to belong to its text. Raises
+    CallFailed for what is no reply at all: a proxy's page, an error under status 200.
+    """
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        msg = "the embedding API's answer is not JSON"
+        raise CallFailed(msg) from exc
+    data = reply.get("data") if isinstance(reply, dict) else None
+    if not isinstance(data, list):
+        msg = "the embedding API's answer has no data"
+        raise CallFailed(msg)
+    if len(data) != expected:
+        msg = f"the embedding API sent {len(data)} vectors for {expected} texts"
+        raise EmbeddingFailed(msg)
+    vectors: dict[int, Vectors] = {}
+    for position, (index, item) in enumerate(zip(_indices(data), data, strict=True)):
+        vectors[index] = _row(item.get("embedding"), position)
+    widths = {len(row) for row in vectors.values()}
+    if len(widths) > 1:
+        msg = f"the vectors of the answer have different widths: {sorted(widths)}"
+        raise EmbeddingFailed(msg)
+    return np.stack([vectors[index] for index in range(expected)])
+
+
+def _indices(data: Sequence[Any]) -> list[int]:
+    """Which text each item belongs to. Raises EmbeddingFailed unless they are each text once."""
+    indices: list[Any] = []
+    for position, item in enumerate(data):
+        if not isinstance(item, dict):
+            msg = f"vector {position} of the answer is not an object"
+            raise EmbeddingFailed(msg)
+        indices.append(item.get("index"))
+    if indices.count(None) == 1:
+        known = {index for index in indices if type(index) is int}
+        left = [index for index in range(len(data)) if index not in known]
+        indices[indices.index(None)] = left[0] if left else None
+    indices = [place if index is None else index for place, index in enumerate(indices)]
+    if any(type(index) is not int for index in indices) or set(indices) != set(range(len(data))):
+        msg = f"the indices of the answer are not 0..{len(data) - 1}, each once"
+        raise EmbeddingFailed(msg)
+    return indices
+
+
+def _row(value: Any, position: int) -> Vectors:
+    """One vector, given as numbers or as base64 of little-endian float32, whichever was asked."""
+    msg = f"vector {position} of the answer is neither numbers nor base64 of float32"
+    try:
+        if isinstance(value, str):
+            row = np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
+            return row.astype(np.float32)
+        row = np.asarray(value)
+    except (binascii.Error, ValueError) as exc:
+        raise EmbeddingFailed(msg) from exc
+    if row.ndim != 1 or row.dtype.kind not in "iuf":  # words, null, numbers beyond any float
+        raise EmbeddingFailed(msg)
+    with np.errstate(over="ignore"):  # too large for float32: infinite, which no check lets pass
+        return row.astype(np.float32)

@@ -1,0 +1,185 @@
+"""Texts to be embedded, as jobs: one a distinct text, claimed by lease, given back, parked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+__all__ = ["Claimed", "Job", "claim", "park", "release", "renew", "retry_later"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One distinct text to embed, leased under `token`. `attempts` counts this one."""
+
+    content_hash: bytes
+    content: str
+    attempts: int
+    token: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """Texts leased by one claim; `exhausted`: there was nothing at all to lease."""
+
+    jobs: list[Job]
+    exhausted: bool
+
+
+# Leased jobs at the head are passed over by SKIP LOCKED while claimed, by lease_until after.
+# A job whose last memory was deleted has no text any more and goes. So does one whose text is
+# embedded by now: a sweep that waited for the storing transaction may have made it once more.
+_CLAIM = text("""
+    WITH head AS (
+        SELECT space_id, content_hash FROM embedding_job
+        WHERE space_id = :space_id AND parked_reason IS NULL
+          AND not_before <= clock_timestamp()
+          AND (lease_until IS NULL OR lease_until < clock_timestamp())
+        ORDER BY due_order
+        LIMIT :most
+        FOR UPDATE SKIP LOCKED
+    ), claimed AS (
+        UPDATE embedding_job j
+        SET attempts = j.attempts + 1, lease_token = :token,
+            lease_until = clock_timestamp() + make_interval(secs => :lease_s)
+        FROM head
+        WHERE j.space_id = head.space_id AND j.content_hash = head.content_hash
+        RETURNING j.content_hash, j.attempts, j.due_order
+    )
+    SELECT c.content_hash, c.attempts, m.content
+    FROM claimed c
+    LEFT JOIN embedding e ON e.space_id = :space_id AND e.content_hash = c.content_hash
+    LEFT JOIN LATERAL (
+        SELECT memory.content FROM pending_embedding p JOIN memory ON memory.id = p.memory_id
+        WHERE p.space_id = :space_id AND p.content_hash = c.content_hash
+          AND e.content_hash IS NULL
+        LIMIT 1
+    ) m ON true
+    ORDER BY c.due_order, c.content_hash
+""")
+_DROP = text("""
+    DELETE FROM embedding_job
+    WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+      AND lease_token = :token
+""")
+
+
+async def claim(
+    session: AsyncSession, space_id: int, *, token: UUID, most: int, lease_s: float
+) -> Claimed:
+    """Lease at most `most` distinct texts, important and old first; each claim is an attempt.
+
+    `token`: of this claim alone, so that nobody can give back or park what was leased anew.
+    """
+    rows = (
+        await session.execute(
+            _CLAIM, {"space_id": space_id, "token": token, "most": most, "lease_s": lease_s}
+        )
+    ).all()
+    needless = [row.content_hash for row in rows if row.content is None]
+    if needless:
+        await session.execute(_DROP, {"space_id": space_id, "hashes": needless, "token": token})
+    jobs = [
+        Job(content_hash=row.content_hash, content=row.content, attempts=row.attempts, token=token)
+        for row in rows
+        if row.content is not None
+    ]
+    return Claimed(jobs=jobs, exhausted=not rows)
+
+
+_RENEW = text("""
+    UPDATE embedding_job SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
+    WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+      AND lease_token = :token
+""")
+
+
+async def renew(
+    session: AsyncSession, space_id: int, jobs: Sequence[Job], *, lease_s: float
+) -> None:
+    """Keep the leases of texts that are still being worked on; those given back stay so."""
+    for token, hashes in _by_token(jobs).items():
+        await session.execute(
+            _RENEW, {"space_id": space_id, "hashes": hashes, "token": token, "lease_s": lease_s}
+        )
+
+
+def _by_token(jobs: Sequence[Job]) -> dict[UUID, list[bytes]]:
+    tokens: dict[UUID, list[bytes]] = {}
+    for job in jobs:
+        tokens.setdefault(job.token, []).append(job.content_hash)
+    return tokens
+
+
+_RELEASE = text("""
+    UPDATE embedding_job
+    SET attempts = greatest(0, attempts - CAST(:uncharged AS integer)),
+        lease_token = NULL, lease_until = NULL,
+        not_before = clock_timestamp() + make_interval(secs => :delay_s)
+    WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+      AND lease_token = :token
+""")
+
+
+async def release(
+    session: AsyncSession, space_id: int, jobs: Sequence[Job], *, delay_s: float = 0.0
+) -> None:
+    """Give leased texts back uncharged: they did nothing wrong."""
+    await _give_back(session, space_id, jobs, delay_s=delay_s, uncharged=1)
+
+
+async def retry_later(
+    session: AsyncSession, space_id: int, jobs: Sequence[Job], *, delay_s: float
+) -> None:
+    """Give leased texts back, the attempt counted, to be tried again after `delay_s` seconds."""
+    await _give_back(session, space_id, jobs, delay_s=delay_s, uncharged=0)
+
+
+async def _give_back(
+    session: AsyncSession, space_id: int, jobs: Sequence[Job], *, delay_s: float, uncharged: int
+) -> None:
+    for token, hashes in _by_token(jobs).items():
+        await session.execute(
+            _RELEASE,
+            {
+                "space_id": space_id,
+                "hashes": hashes,
+                "token": token,
+                "delay_s": delay_s,
+                "uncharged": uncharged,
+            },
+        )
+
+
+_PARK = text("""
+    WITH job AS (
+        UPDATE embedding_job
+        SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
+        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+          AND lease_token = :token
+        RETURNING content_hash
+    ), waiting AS (
+        UPDATE pending_embedding p SET parked = true
+        FROM job WHERE p.space_id = :space_id AND p.content_hash = job.content_hash
+    )
+    SELECT count(*) FROM job
+""")
+
+
+async def park(session: AsyncSession, space_id: int, jobs: Sequence[Job], *, reason: str) -> int:
+    """Give up on these texts until a person says otherwise; how many were still ours to park.
+
+    Their memories stay pending.
+    """
+    parked = 0
+    for token, hashes in _by_token(jobs).items():
+        result = await session.execute(
+            _PARK,
+            {"space_id": space_id, "hashes": hashes, "token": token, "reason": reason[:500]},
+        )
+        parked += int(result.scalar_one())
+    return parked

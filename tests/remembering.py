@@ -1,0 +1,154 @@
+"""Memories put into a database as the recorder stores them, and embedders driven by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tickmind.database import Database
+from tickmind.embedding import Embedder
+from tickmind.identity import content_hash
+from tickmind.memory import Memory
+from tickmind.settings import DatabaseSettings
+from tickmind.store.embedding import store_vectors
+from tickmind.store.inspection import Audit, audit
+from tickmind.store.recording import (
+    AgentId,
+    Receipt,
+    ensure_agents,
+    ensure_worlds,
+    insert_memories,
+    insert_receipts,
+)
+from tickmind.store.spaces import Generation, Space, ensure_space
+from tickmind_embedder.handler import Handler, Metrics
+from tickmind_embedder.settings import EmbedderSettings
+
+__all__ = [
+    "audited",
+    "counted",
+    "drained",
+    "embedder_settings",
+    "handling",
+    "insert",
+    "known",
+    "remember",
+]
+
+
+async def remember(database: Database, contents: Sequence[str], **options: Any) -> None:
+    """Store one memory for each text, committed; options as `insert` has them."""
+    async with database.writing() as session:
+        await insert(session, contents, **options)
+
+
+async def insert(
+    session: AsyncSession,
+    contents: Sequence[str],
+    *,
+    world: str = "town",
+    agent: str = "alice",
+    tick: int | Sequence[int] = 1,
+    importance: int | Sequence[int] = 5,
+    kind: str | Sequence[str] = "observation",
+) -> None:
+    """As the recorder's transaction does it: memories with what is pending, and the receipt."""
+    count = len(contents)
+    ticks = [tick] * count if isinstance(tick, int) else list(tick)
+    importances = [importance] * count if isinstance(importance, int) else list(importance)
+    kinds = [kind] * count if isinstance(kind, str) else list(kind)
+    worlds = await ensure_worlds(session, [world])
+    agents = await ensure_agents(session, [(worlds[world], agent)])
+    who = AgentId(id=agents[worlds[world], agent], world_id=worlds[world])
+    rows: list[tuple[AgentId, int | None, Memory]] = [
+        (
+            who,
+            None,
+            Memory(
+                world=world,
+                agent=agent,
+                tick=ticks[place],
+                kind=kinds[place],
+                content=content,
+                importance=importances[place],
+                event_key=os.urandom(16),
+            ),
+        )
+        for place, content in enumerate(contents)
+    ]
+    await insert_memories(session, rows)
+    await insert_receipts(
+        session,
+        [Receipt(world_id=worlds[world], tick=at, decisions=1, sim_time=None) for at in set(ticks)],
+    )
+
+
+async def known(
+    database: Database, vectors: dict[str, NDArray[np.float32]], space: Space
+) -> Generation:
+    """Give texts these vectors, linking whoever remembers them; the generation they are in."""
+    async with database.writing() as session:
+        generation = await ensure_space(session, space)
+        hashed = {content_hash(content): vector for content, vector in vectors.items()}
+        await store_vectors(session, generation.space_id, hashed)
+    return generation
+
+
+def embedder_settings(
+    database: DatabaseSettings, base_url: str | None = None, **options: Any
+) -> EmbedderSettings:
+    """Settings of an embedder without a broker; vectors of 64, from hashes or from `base_url`."""
+    given: dict[str, Any] = {
+        "database_url": database.database_url,
+        "embedding_dimensions": 64,
+        "embedding_provider": "hash" if base_url is None else "openai",
+        "embedding_model": "test",
+        "embedder_listen": False,
+        "health_port": 0,
+    }
+    if base_url is not None:
+        given["embedding_base_url"] = base_url
+    return EmbedderSettings(**(given | options))
+
+
+@asynccontextmanager
+async def handling(
+    database: Database, settings: EmbedderSettings, *, registry: CollectorRegistry | None = None
+) -> AsyncIterator[Handler]:
+    """A handler to be driven by hand."""
+    async with Embedder(settings) as embedder:
+        yield Handler(
+            database,
+            embedder,
+            Metrics(registry or CollectorRegistry()),
+            lease_s=settings.embedder_lease_s,
+            max_attempts=settings.embedder_max_attempts,
+        )
+
+
+async def drained(handler: Handler) -> None:
+    """Sweep, claim and embed until nothing can be claimed; ProviderPaused as it comes."""
+    await handler.sweep(full=True)
+    while jobs := await handler.claim():
+        await handler.embed(jobs)
+
+
+async def audited(database: Database) -> Audit:
+    async with database.reading() as session:
+        return await audit(session)
+
+
+async def counted(database: Database, what: str, **parameters: Any) -> int:
+    """`counted(database, "embedding_job WHERE attempts > 0")`."""
+    async with database.reading() as session:
+        return int(
+            (await session.execute(text(f"SELECT count(*) FROM {what}"), parameters)).scalar_one()
+        )
