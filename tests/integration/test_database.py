@@ -195,6 +195,53 @@ async def test_a_server_that_is_not_there_is_told_as_unavailable(tmp_path: Path)
         assert "\n" not in fault
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"database_name": "not_yet"}, 'database "not_yet" does not exist'),
+        ({"database_user": "not_yet"}, 'role "not_yet" does not exist'),
+    ],
+    ids=str,
+)
+async def test_a_database_or_user_not_yet_made_is_waited_for(
+    postgres: LocalPostgres, settings: dict[str, str], told: str
+) -> None:
+    """An operator makes them a moment later, as often as not; a password is rotated just so."""
+    given = {"database_host": str(postgres.socket_dir), "database_user": "postgres"} | settings
+    database = Database(DatabaseSettings.model_validate(given), application="test")
+
+    fault = await database.check()
+    with pytest.raises(DatabaseUnavailable):
+        await _insert(database, "a")
+
+    assert fault == f"PostgreSQL is not able to serve this now (Error: {told})"
+    await database.dispose()
+
+
+async def test_a_right_that_is_missing_is_told(
+    database: Database, database_settings: DatabaseSettings, postgres: LocalPostgres
+) -> None:
+    """Readiness says so; the data are not to blame, and nothing ends."""
+    async with database.writing() as session:
+        await session.execute(text("CREATE ROLE without_rights LOGIN"))
+    plain = Database(
+        DatabaseSettings(
+            database_host=str(postgres.socket_dir),
+            database_user="without_rights",
+            database_name=database.engine.url.database or "",
+        ),
+        application="test",
+    )
+
+    fault = await plain.check()
+
+    await plain.dispose()
+    async with database.writing() as session:
+        await session.execute(text("DROP ROLE without_rights"))
+    assert fault is not None
+    assert "permission denied for table alembic_version" in fault
+
+
 async def test_is_named_in_the_servers_list_of_sessions(database: Database) -> None:
     async with database.reading() as session:
         query = text("SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()")

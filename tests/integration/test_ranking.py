@@ -67,8 +67,6 @@ class _Data:
             towards = _half(away / np.linalg.norm(away)) if away.any() else away
             asked = centre + towards if query.any() else centre
             relevance = scoring.relevance(stored, asked, centre)
-            # A zero vector is no text's meaning, wherever the mean lies.
-            relevance[~stored.any(axis=1)] = scoring.NO_RELEVANCE
         recency = scoring.recency(self.ticks, tick, half_life)
         if weights is None:
             return relevance, recency, relevance

@@ -103,8 +103,8 @@ async def _ticks(database: Database) -> dict[str, int]:
     async with database.reading() as session:
         rows = await session.execute(
             text(
-                "SELECT w.name, count(*) AS number FROM tick_receipt r JOIN world w ON w.id = r.world_id"
-                " GROUP BY w.name"
+                "SELECT w.name, count(*) AS number FROM tick_receipt r"
+                " JOIN world w ON w.id = r.world_id GROUP BY w.name"
             )
         )
         return {row.name: row.number for row in rows}

@@ -12,8 +12,10 @@ from pydantic import SecretStr
 
 from tickmind.database import Database
 from tickmind.embedding import Embedder
+from tickmind.messages import AgentReply, RecalledMemory, RecallReply
 from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind_retriever.ages import Ages
+from tickmind_retriever.answers import MAX_REPLY_BYTES, encoded
 from tickmind_retriever.handler import Handler, Metrics
 from tickmind_retriever.query_vectors import QueryVectors
 from tickmind_retriever.reply_to import answerable
@@ -135,6 +137,44 @@ def test_reply_to_that_can_be_published_to(reply_to: str) -> None:
 )
 def test_reply_to_that_would_close_the_connection_or_name_nobody(reply_to: str | None) -> None:
     assert not answerable(reply_to)
+
+
+def _reply(agents: int, *, content: int, fragment: int) -> RecallReply:
+    memory = RecalledMemory(
+        id=1,
+        tick=1,
+        kind="observation",
+        content="x" * content,
+        importance=5,
+        score=1,
+        relevance=1,
+        recency=1,
+    )
+    answer = AgentReply(
+        agent="alice", status="ok", fragment="y" * fragment, memories=[memory] if content else []
+    )
+    return RecallReply(world="town", tick=1, replies=[answer] * agents)
+
+
+def test_reply_is_sent_as_it_is_where_it_fits() -> None:
+    reply = _reply(3, content=100, fragment=50)
+    assert RecallReply.model_validate_json(encoded(reply)) == reply
+
+
+def test_reply_too_long_for_the_broker_leaves_out_the_memories_first() -> None:
+    body = encoded(_reply(20, content=1_000_000, fragment=2000))
+    assert len(body) <= MAX_REPLY_BYTES
+    for answer in RecallReply.model_validate_json(body).replies:
+        assert (answer.status, len(answer.fragment), answer.memories) == ("ok", 2000, [])
+        assert "left out" in (answer.detail or "")
+
+
+def test_reply_of_too_many_fragments_says_so_in_each_answer() -> None:
+    body = encoded(_reply(20, content=1000, fragment=1_000_000))
+    assert len(body) <= MAX_REPLY_BYTES
+    reply = RecallReply.model_validate_json(body)
+    assert [answer.reason for answer in reply.replies] == ["too_large"] * 20
+    assert [answer.agent for answer in reply.replies] == ["alice"] * 20
 
 
 async def test_unreachable_database_is_a_reason() -> None:

@@ -12,6 +12,14 @@ from tickmind.memory import MAX_TICK, Weights
 from tickmind.scoring import MAX_HALF_LIVES, NO_RELEVANCE, blended, rank, recency, relevance
 
 
+def test_relevance_of_a_zero_vector_is_the_least_whatever_the_mean() -> None:
+    """case 14: minus the mean it would seem to point somewhere."""
+    vectors = np.array([[0.0, 0.0], [1.0, 0.0]])
+    mean = np.array([-0.5, 0.0])
+    assert relevance(vectors, np.array([1.0, 0.0]), mean)[0] == NO_RELEVANCE
+    assert (relevance(vectors, np.zeros(2), mean) == NO_RELEVANCE).all()
+
+
 def test_recency_halves_with_each_half_life() -> None:
     assert recency([200, 100, 0], 200, 100.0).tolist() == [1.0, 0.5, 0.25]
 

@@ -22,16 +22,20 @@ from faststream.security import BaseSecurity
 from tickmind.connecting import (
     BROKER_ERRORS,
     CONNECT_TIMEOUT_S,
+    GOODBYE_S,
     BrokerUnavailable,
     connect,
     declare,
+    losses_told,
     url_for,
 )
+from tickmind.foreign import read_foreign_properties
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
 from tickmind.topology import DEAD_LETTER_QUEUE, Exchange, Queue
 
 __all__ = [
+    "briefly",
     "consumer_check",
     "create_broker",
     "declare_dead_letters",
@@ -53,6 +57,7 @@ def create_broker(settings: BrokerSettings, *, name: str, prefetch: int) -> Rabb
     Subscribers take `decoder=whole` and check bodies themselves, by the contract, one decision at
     a time, which FastStream's own decoding and validation cannot.
     """
+    read_foreign_properties()
     tls = settings.broker_tls()
     return RabbitBroker(
         url_for(settings, name=name),
@@ -106,13 +111,14 @@ def consumer_check(broker: RabbitBroker, queue: Queue) -> Callable[[], Awaitable
         if not broker.running:  # to ask for its connection now would open a second one
             return "consuming has not begun"
         try:
-            connection = await broker.connect()
-            channel = await connection.channel(publisher_confirms=False)
-            try:
-                declared = await channel.declare_queue(queue.name, passive=True, robust=False)
-                consumers = declared.declaration_result.consumer_count
-            finally:
-                await channel.close()
+            with losses_told():
+                connection = await broker.connect()
+                channel = await connection.channel(publisher_confirms=False)
+                try:
+                    declared = await channel.declare_queue(queue.name, passive=True, robust=False)
+                    consumers = declared.declaration_result.consumer_count
+                finally:
+                    await channel.close()
         except BROKER_ERRORS as exc:
             return f"RabbitMQ cannot be used ({type(exc).__name__})"
         return None if consumers else f"nobody consumes from {queue.name}"
@@ -125,14 +131,26 @@ async def start(application: FastStream, stop: asyncio.Event) -> bool:
     delay = 0.5
     while not stop.is_set():
         try:
-            await application.start()
+            with losses_told():
+                await application.start()
         except BROKER_ERRORS as exc:
             log(_logger, logging.WARNING, "waiting", broker=f"{type(exc).__name__}: {exc}")
-            with contextlib.suppress(*BROKER_ERRORS):
+            # FastStream gathers what its subscribers raise into a group.
+            with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup), losses_told():
                 await application.stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay)
             delay = min(5.0, delay * 2)
         else:
             return True
+    return False
+
+
+async def briefly(goodbye: Awaitable[object]) -> bool:
+    """Whether the broker took its leave in time; nothing hangs on it."""
+    # FastStream gathers what its subscribers raise into a group.
+    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
+        async with asyncio.timeout(GOODBYE_S):
+            await goodbye
+        return True
     return False

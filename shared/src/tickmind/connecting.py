@@ -35,6 +35,8 @@ BROKER_ERRORS = (AMQPError, ConnectionError, OSError, asyncio.TimeoutError, Runt
 
 #: Longest wait for a connection to open.
 CONNECT_TIMEOUT_S = 10.0
+#: An orderly goodbye takes 10 ms; without the broker it waits for its answer for ever.
+GOODBYE_S = 3.0
 #: Seconds between heartbeats: a dead peer is noticed within two of them.
 HEARTBEAT_S = 20
 
@@ -138,6 +140,7 @@ class FireAndForget:
         self._lock = asyncio.Lock()
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
+        self._goodbyes: set[asyncio.Task[None]] = set()
 
     async def publish(
         self,
@@ -148,6 +151,7 @@ class FireAndForget:
         **properties: Any,
     ) -> bool:
         """Whether the message left this process; waits for that no longer than HAND_OVER_S."""
+        channel: AbstractChannel | None = None
         try:
             with losses_told():
                 async with asyncio.timeout(HAND_OVER_S):
@@ -163,8 +167,19 @@ class FireAndForget:
                     await target.publish(message, routing_key=routing_key, mandatory=False)
         except (*BROKER_ERRORS, BrokerUnavailable) as exc:
             log(_logger, logging.WARNING, "publish_lost", error=type(exc).__name__)
+            if channel is not None and channel is self._channel:
+                self._give_up()
             return False
         return True
+
+    def _give_up(self) -> None:
+        """After a failure the next publish opens a connection anew: one that was reset says of
+        itself that it is open."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            goodbye = asyncio.create_task(_leave(connection))
+            self._goodbyes.add(goodbye)
+            goodbye.add_done_callback(self._goodbyes.discard)
 
     async def _open(self) -> AbstractChannel:
         async with self._lock:
@@ -176,5 +191,9 @@ class FireAndForget:
             return self._channel
 
     async def close(self) -> None:
-        if self._connection is not None and not self._connection.is_closed:
-            await self._connection.close()
+        self._give_up()
+        await asyncio.gather(*self._goodbyes)
+
+
+async def _leave(connection: AbstractConnection) -> None:
+    await tolerated(asyncio.wait_for(connection.close(), GOODBYE_S))

@@ -44,9 +44,10 @@ class DatabaseUnavailable(TransientError):
 
 
 # SQLSTATE classes and codes that another try may cure (PostgreSQL documentation, appendix A):
-# 08 connection, 40 rollback and deadlock, 53 out of resources, 57P0x shutting down,
-# 55P03 lock not available, 25006 a node that became read-only, 57014 cancelled.
-_TRANSIENT_CLASSES = ("08", "40", "53", "57P0")
+# 08 connection, 28 and 3D a user or database that an operator is about to make (or a password
+# about to follow its rotation), 40 rollback and deadlock, 53 out of resources, 57P0x shutting
+# down, 55P03 lock not available, 25006 a node that became read-only, 57014 cancelled.
+_TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57P0")
 _TRANSIENT_CODES = frozenset({"25006", "55P03", "57014"})
 
 
@@ -193,6 +194,8 @@ class Database:
                 return await connection.run_sync(schema_fault)
         except DatabaseUnavailable as exc:
             return str(exc)
+        except DBAPIError as exc:  # a right that is missing, say: for a person to mend
+            return f"PostgreSQL does not answer as it should ({_brief(exc)})"
 
     async def dispose(self) -> None:
         await self.engine.dispose()

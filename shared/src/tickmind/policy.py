@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -134,11 +134,6 @@ class _Loader(yaml.SafeLoader):
     """YAML whose keys are the words that stand there (7 and no are names here, not a number and
     false), each once, and whose dates are text."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
@@ -151,6 +146,12 @@ class _Loader(yaml.SafeLoader):
             seen.add(key.value)
         self.flatten_mapping(node)  # `<<: *anchor`
         return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:

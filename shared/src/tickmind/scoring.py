@@ -112,7 +112,8 @@ def _directions(
     with np.errstate(over="ignore", invalid="ignore"):
         centred = np.ascontiguousarray(rows, dtype=np.float64) - centre
         largest = np.abs(centred).max(axis=1, initial=0.0)
-    usable = np.isfinite(largest) & (largest > 0)
+    # A zero vector points nowhere, though minus the mean it would seem to.
+    usable = np.isfinite(largest) & (largest > 0) & rows.any(axis=1)
     # Scaled by the largest component first, so that no square over- or underflows.
     scaled = (
         np.where(usable[:, np.newaxis], centred, 0.0)

@@ -117,7 +117,14 @@ embedding_space = Table(
     Column("document_prefix", Text, nullable=False, server_default=text("''")),
     Column("query_prefix", Text, nullable=False, server_default=text("''")),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
-    UniqueConstraint("model", "dimensions", "document_prefix", "query_prefix"),
+    # Its name by the convention would be cut at PostgreSQL's 63 bytes.
+    UniqueConstraint(
+        "model",
+        "dimensions",
+        "document_prefix",
+        "query_prefix",
+        name="uq_embedding_space_identity",
+    ),
     CheckConstraint("dimensions BETWEEN 1 AND 1536", name="dimensions"),
 )
 

@@ -64,7 +64,7 @@ CREATE TABLE embedding_space (
     document_prefix text NOT NULL DEFAULT '',
     query_prefix text NOT NULL DEFAULT '',
     created_at timestamptz NOT NULL DEFAULT now(),
-    CONSTRAINT uq_embedding_space_model_dimensions_document_prefix_query_prefix
+    CONSTRAINT uq_embedding_space_identity
         UNIQUE (model, dimensions, document_prefix, query_prefix)
 );
 
@@ -171,17 +171,6 @@ def upgrade() -> None:
     for statement in _TABLES.replace("@halfvec", f'"{schema}".halfvec').split(";\n"):
         if statement.strip():
             op.execute(statement)
-    # JIT compiles for 100 ms what runs in 3; a generic plan turned 3 ms into 740.
-    op.execute("""
-        DO $$ BEGIN
-            EXECUTE format('ALTER DATABASE %I SET jit = off', current_database());
-            EXECUTE format('ALTER DATABASE %I SET plan_cache_mode = force_custom_plan',
-                           current_database());
-        EXCEPTION WHEN insufficient_privilege THEN
-            ALTER ROLE CURRENT_USER SET jit = off;
-            ALTER ROLE CURRENT_USER SET plan_cache_mode = force_custom_plan;
-        END $$
-    """)
 
 
 def _extension_schema() -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
 
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import RabbitMessage
@@ -12,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from tickmind import topology
 from tickmind.broker import (
+    briefly,
     consumer_check,
     create_broker,
     rabbit_exchange,
@@ -20,7 +19,6 @@ from tickmind.broker import (
     start,
     whole,
 )
-from tickmind.connecting import BROKER_ERRORS
 from tickmind.database import Database
 from tickmind.embedding import Embedder
 from tickmind.service import App, Check
@@ -29,9 +27,6 @@ from tickmind_embedder.settings import EmbedderSettings
 from tickmind_embedder.worker import Worker
 
 __all__ = ["create_app"]
-
-#: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
-_GOODBYE_S = 3.0
 
 
 def create_app(settings: EmbedderSettings) -> App:
@@ -77,8 +72,8 @@ def create_app(settings: EmbedderSettings) -> App:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if not await _briefly(application.stop()):
-                await _briefly((await broker.connect()).close())
+            if not await briefly(application.stop()):
+                await briefly((await broker.connect()).close())
             await embedder.close()
             await database.dispose()
 
@@ -96,13 +91,3 @@ def create_app(settings: EmbedderSettings) -> App:
 async def _listen(application: FastStream, stop: asyncio.Event) -> None:
     if await start(application, stop):
         await stop.wait()
-
-
-async def _briefly(goodbye: Awaitable[object]) -> bool:
-    """Whether the broker took its leave in time; nothing hangs on it."""
-    # FastStream gathers what its subscribers raise into a group.
-    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
-        async with asyncio.timeout(_GOODBYE_S):
-            await goodbye
-        return True
-    return False

@@ -32,7 +32,8 @@ __all__ = ["Handler", "Metrics", "ProviderPaused"]
 
 #: Pending rows looked at in one short transaction.
 _SWEEP_ROWS = 2000
-#: Longest that marking all there is as pending may take: some 20 s a million memories.
+#: Longest that marking all there is as pending may take: a minute a million memories, measured on
+#: two busy cores.
 _BACKFILL_S = 600.0
 #: A lease is renewed so many times before it would run out: two may fail.
 _RENEWALS = 3

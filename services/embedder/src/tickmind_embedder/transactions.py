@@ -12,8 +12,8 @@ from tickmind.database import Database, DatabaseUnavailable
 
 __all__ = ["writing"]
 
-#: Longest that a transaction of ours may take. All are short (measured: a sweep's chunk 15 ms),
-#: but one may wait for the deletion of a large world.
+#: Longest that a transaction of ours may take. All are short (measured: a sweep's chunk 40 ms on
+#: two busy cores), but one may wait for the deletion of a large world.
 _MOST_S = 60.0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable
 from weakref import WeakKeyDictionary
 
 from aiormq.abc import AbstractChannel
@@ -14,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tickmind import topology
 from tickmind.broker import (
+    briefly,
     consumer_check,
     create_broker,
     declare_dead_letters,
@@ -25,7 +24,6 @@ from tickmind.broker import (
 )
 from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, FireAndForget
 from tickmind.database import Database
-from tickmind.foreign import read_foreign_properties
 from tickmind.policy import default_policy, load_policy
 from tickmind.service import App
 from tickmind.telemetry import outgoing_headers, read_headers
@@ -38,7 +36,7 @@ from tickmind_recorder.settings import RecorderSettings
 __all__ = ["create_app"]
 
 #: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
-_GOODBYE_S = 3.0
+_GOODBYE_S = 2.0
 
 
 def create_app(settings: RecorderSettings) -> App:
@@ -48,7 +46,6 @@ def create_app(settings: RecorderSettings) -> App:
         if settings.recorder_policy_file
         else default_policy()
     )
-    read_foreign_properties()
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-recorder", vectors=False)
     handler = Handler(database, policy, Metrics(registry))
@@ -112,14 +109,14 @@ def create_app(settings: RecorderSettings) -> App:
                 await asyncio.wait(
                     {storing, hinting, stopping}, return_when=asyncio.FIRST_COMPLETED
                 )
-            await _briefly(subscriber.stop())
+            await briefly(subscriber.stop())
             batcher.close()
             await storing
         finally:
             for task in (stopping, storing, hinting):
                 task.cancel()
-            if not await _briefly(application.stop()):
-                await _briefly((await broker.connect()).close())
+            if not await briefly(application.stop()):
+                await briefly((await broker.connect()).close())
             await connection.close()
             await database.dispose()
 
@@ -133,13 +130,3 @@ def create_app(settings: RecorderSettings) -> App:
         work=work,
         registry=registry,
     )
-
-
-async def _briefly(goodbye: Awaitable[object]) -> bool:
-    """Whether the broker took its leave in time; nothing hangs on it."""
-    # FastStream gathers what its subscribers raise into a group.
-    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
-        async with asyncio.timeout(_GOODBYE_S):
-            await goodbye
-        return True
-    return False

@@ -16,7 +16,10 @@ from tickmind.messages import (
     WatermarksOut,
 )
 
-__all__ = ["Answers"]
+__all__ = ["MAX_REPLY_BYTES", "Answers", "encoded"]
+
+#: A longer reply would end the channel it is published on: RabbitMQ 4 takes 16 MiB.
+MAX_REPLY_BYTES = 8 * 1024 * 1024
 
 
 class Answers:
@@ -95,6 +98,26 @@ class Answers:
                 recorded=self.watermarks.recorded, embedded=self.watermarks.embedded
             ),
         )
+
+
+def encoded(reply: RecallReply) -> bytes:
+    """As it is published, at most MAX_REPLY_BYTES: without the memories, then without the
+    fragments, where it would be longer; each answer says so."""
+    body = reply.model_dump_json().encode()
+    if len(body) <= MAX_REPLY_BYTES:
+        return body
+    left_out = {"detail": f"the reply had {len(body)} bytes: its memories are left out"}
+    without = [
+        answer.model_copy(update={"memories": [], **left_out}) if answer.memories else answer
+        for answer in reply.replies
+    ]
+    body = reply.model_copy(update={"replies": without}).model_dump_json().encode()
+    if len(body) <= MAX_REPLY_BYTES:
+        return body
+    empty = {"status": "empty", "reason": "too_large", "fragment": "", "memories": []}
+    empty["detail"] = "ask for fewer agents in one request, for fewer memories or shorter fragments"
+    nothing = [answer.model_copy(update=empty) for answer in reply.replies]
+    return reply.model_copy(update={"replies": nothing}).model_dump_json().encode()
 
 
 def _agent_of(raw: object) -> str:

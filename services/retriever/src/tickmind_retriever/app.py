@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
 
 from aio_pika.abc import AbstractIncomingMessage
 from faststream import AckPolicy, FastStream
@@ -16,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from tickmind import topology
 from tickmind.broker import (
+    briefly,
     consumer_check,
     create_broker,
     rabbit_queue,
@@ -31,6 +31,7 @@ from tickmind.messages import RecallReply
 from tickmind.service import App
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind_retriever.ages import Ages
+from tickmind_retriever.answers import encoded
 from tickmind_retriever.handler import Handler, Metrics
 from tickmind_retriever.query_vectors import QueryVectors
 from tickmind_retriever.replies import Replies
@@ -40,9 +41,6 @@ from tickmind_retriever.settings import RetrieverSettings
 __all__ = ["create_app"]
 
 _logger = logging.getLogger("tickmind.retriever")
-
-#: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
-_GOODBYE_S = 3.0
 
 
 def create_app(settings: RetrieverSettings) -> App:
@@ -116,7 +114,7 @@ def create_app(settings: RetrieverSettings) -> App:
 
     async def send(reply: RecallReply, raw: AbstractIncomingMessage) -> None:
         sent = await replies.publish(
-            reply.model_dump_json().encode(),
+            encoded(reply),
             reply_to=raw.reply_to or "",
             correlation_id=raw.correlation_id,
             content_type="application/json",
@@ -139,12 +137,12 @@ def create_app(settings: RetrieverSettings) -> App:
                 await handler.generation()  # settings of another space end us here
             if await start(application, stop):
                 await stop.wait()
-                await _briefly(subscriber.stop())
+                await briefly(subscriber.stop())
                 if under_way:
                     await asyncio.wait(under_way)
         finally:
-            if not await _briefly(application.stop()):
-                await _briefly((await broker.connect()).close())
+            if not await briefly(application.stop()):
+                await briefly((await broker.connect()).close())
             await replies.close()
             await vectors.close()
             await handler.close()
@@ -163,13 +161,3 @@ def create_app(settings: RetrieverSettings) -> App:
         work=work,
         registry=registry,
     )
-
-
-async def _briefly(goodbye: Awaitable[object]) -> bool:
-    """Whether the broker took its leave in time; nothing hangs on it."""
-    # FastStream gathers what its subscribers raise into a group.
-    with contextlib.suppress(*BROKER_ERRORS, ExceptionGroup):
-        async with asyncio.timeout(_GOODBYE_S):
-            await goodbye
-        return True
-    return False

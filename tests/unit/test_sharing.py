@@ -1,0 +1,227 @@
+"""Which questions share a call, and what an asker who gives up takes from the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tickmind_retriever.sharing import Shared
+
+
+@dataclass
+class Database:
+    """Answers with the questions doubled, once it is let; remembers what it was asked."""
+
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[tuple[str, list[int]]] = field(default_factory=list)
+    cancelled: list[list[int]] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def call(self, key: str, questions: Sequence[int]) -> list[int]:
+        self.asked.append((key, list(questions)))
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(list(questions))
+            raise
+        if self.error is not None:
+            raise self.error
+        return [question * 2 for question in questions]
+
+
+def _asking(
+    shared: Shared[str, int, int], *questions: Sequence[int], key: str = "a"
+) -> list[asyncio.Task[Sequence[int]]]:
+    return [asyncio.create_task(shared.ask(key, some)) for some in questions]
+
+
+async def _settled() -> None:
+    """Let everything that can happen by itself happen."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_what_is_asked_in_one_turn_shares_a_call() -> None:
+    database = Database()
+    database.open.set()
+    shared = Shared(database.call, parallel=1, most=10)
+
+    answers = await asyncio.gather(*_asking(shared, [1], [2, 3], [4]))
+
+    assert answers == [[2], [4, 6], [8]]
+    assert database.asked == [("a", [1, 2, 3, 4])]
+
+
+async def test_what_is_asked_while_all_places_are_taken_shares_the_next_call() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=1, most=10)
+    first = _asking(shared, [1])
+    await _settled()
+    later = _asking(shared, [2]) + _asking(shared, [3])
+    await _settled()
+    assert database.asked == [("a", [1])]
+
+    database.open.set()
+
+    assert await asyncio.gather(*first, *later) == [[2], [4], [6]]
+    assert database.asked == [("a", [1]), ("a", [2, 3])]
+
+
+async def test_questions_of_different_keys_share_nothing_and_take_turns() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=1, most=2)
+    asks = [*_asking(shared, [1], [2], [3]), *_asking(shared, [4], key="b")]
+    await _settled()
+
+    database.open.set()
+
+    assert await asyncio.gather(*asks) == [[2], [4], [6], [8]]
+    assert database.asked == [("a", [1, 2]), ("b", [4]), ("a", [3])]
+
+
+async def test_no_call_has_more_questions_than_it_may_unless_one_asker_has() -> None:
+    database = Database()
+    database.open.set()
+    shared = Shared(database.call, parallel=9, most=3)
+
+    await asyncio.gather(*_asking(shared, [1, 2], [3], [4, 5], [6, 7, 8, 9], [10]))
+
+    assert [questions for _, questions in database.asked] == [
+        [1, 2, 3],
+        [4, 5],
+        [6, 7, 8, 9],
+        [10],
+    ]
+
+
+async def test_what_waits_is_spread_over_the_places_where_that_is_asked_for() -> None:
+    database = Database()
+    database.open.set()
+    shared = Shared(database.call, parallel=2, most=10, spread=True)
+
+    await asyncio.gather(*_asking(shared, [1], [2], [3], [4], [5]))
+
+    # Half of 5, half of the 2 that are left; the last takes the first place that is free.
+    assert [questions for _, questions in database.asked] == [[1, 2, 3], [4], [5]]
+
+
+async def test_no_more_calls_are_under_way_than_there_are_places() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=2, most=1)
+    asks = _asking(shared, [1], [2], [3])
+    await _settled()
+
+    assert [questions for _, questions in database.asked] == [[1], [2]]
+
+    database.open.set()
+    await asyncio.gather(*asks)
+    assert shared.under_way == set()
+
+
+async def test_error_reaches_all_who_share_the_call_and_none_of_the_next() -> None:
+    database = Database(error=ConnectionError("gone"))
+    shared = Shared(database.call, parallel=1, most=10)
+    asks = _asking(shared, [1], [2])
+    await _settled()
+    database.open.set()
+
+    for asked in asks:
+        with pytest.raises(ConnectionError, match="gone"):
+            await asked
+
+    database.error = None
+    assert await shared.ask("a", [3]) == [6]
+
+
+async def test_asker_who_gives_up_takes_nothing_from_the_others() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=1, most=10)
+    gone, stays = _asking(shared, [1], [2])
+    await _settled()
+    gone.cancel()
+    await _settled()
+
+    database.open.set()
+
+    assert await stays == [4]
+    assert gone.cancelled()
+    assert database.cancelled == []
+
+
+async def test_call_ends_with_its_last_asker_and_its_place_is_free_at_once() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=1, most=2)
+    gone = _asking(shared, [1], [2])
+    waiting = _asking(shared, [3])
+    await _settled()
+    for asked in gone:
+        asked.cancel()
+    await _settled()
+
+    assert database.cancelled == [[1, 2]]
+    assert database.asked == [("a", [1, 2]), ("a", [3])]
+
+    database.open.set()
+    assert await waiting[0] == [6]
+
+
+async def test_place_of_a_call_that_does_not_take_its_cancellation_is_free_too() -> None:
+    let_go = asyncio.Event()
+
+    async def stubborn(_: str, questions: Sequence[int]) -> Sequence[int]:
+        if questions == [1]:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await let_go.wait()
+        return questions
+
+    shared: Shared[str, int, int] = Shared(stubborn, parallel=1, most=1)
+    (gone,) = _asking(shared, [1])
+    await _settled()
+    gone.cancel()
+
+    assert await shared.ask("a", [2]) == [2]
+
+    (late,) = shared.under_way
+    let_go.set()
+    await late
+    await _settled()
+    assert shared.under_way == set()
+
+
+async def test_question_nobody_waits_for_any_more_is_not_asked() -> None:
+    database = Database()
+    shared = Shared(database.call, parallel=1, most=10)
+    first = _asking(shared, [1])
+    await _settled()
+    gone, stays = _asking(shared, [2], [3])
+    await _settled()
+    gone.cancel()
+    await _settled()
+
+    database.open.set()
+
+    assert await asyncio.gather(*first, stays) == [[2], [6]]
+    assert database.asked == [("a", [1]), ("a", [3])]
+
+
+async def test_call_that_takes_too_long_keeps_nobody_waiting_and_is_answered_still() -> None:
+    slow = asyncio.Event()
+
+    async def call(_: str, questions: Sequence[int]) -> Sequence[int]:
+        if questions == [1]:
+            await slow.wait()
+        return questions
+
+    shared: Shared[str, int, int] = Shared(call, parallel=1, most=1, patience_s=0.001)
+    (first,) = _asking(shared, [1])
+    await _settled()
+
+    assert await shared.ask("a", [2]) == [2]
+
+    slow.set()
+    assert await first == [1]
