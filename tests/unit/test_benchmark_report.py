@@ -68,7 +68,7 @@ def test_rounding_what_is_told_does_not_change_what_holds() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_figure_that_is_no_number_is_refused(value: float) -> None:
-    with pytest.raises(ValueError, match="the figure ratio is .*: nothing was measured"):
+    with pytest.raises(ValueError, match=r"the figure ratio is .*: nothing was measured"):
         _report().add("ratio", value, "", at_least(0.7))
 
 

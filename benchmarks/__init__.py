@@ -1,0 +1,1 @@
+"""Benchmarks: what tickmind costs beside the bare minimum, measured in the same run."""

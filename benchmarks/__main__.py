@@ -1,0 +1,48 @@
+"""`python -m benchmarks NAME [--json]`: run one benchmark and tell what it found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import sys
+from collections.abc import Awaitable, Callable
+
+from benchmarks.report import Report
+from tickmind.errors import TickmindError
+from tickmind.local.signals import termination_cancels
+
+#: Each is a module of its name here, with `run(report)`.
+NAMES = ("ingest", "recall", "town")
+
+
+def main() -> int:
+    """The exit code: 0 whatever the figures, 1 where they could not be measured."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks",
+        description="Measure tickmind beside the bare minimum, in ratios of one run.",
+        epilog="Example: python -m benchmarks recall --json",
+    )
+    parser.add_argument("name", choices=NAMES)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and no more")
+    options = parser.parse_args()
+    run: Callable[[Callable[[str], None]], Awaitable[Report]]
+    run = importlib.import_module(f"benchmarks.{options.name}").run
+    try:
+        found = asyncio.run(_run(run))
+    except TickmindError as exc:
+        print(f"{options.name}: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(found.as_json() if options.json else found.as_table())
+    return 0
+
+
+async def _run(run: Callable[[Callable[[str], None]], Awaitable[Report]]) -> Report:
+    with termination_cancels():
+        return await run(lambda line: print(line, file=sys.stderr, flush=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
