@@ -1,19 +1,20 @@
 """`ingest`: one recorder process against the least that could store the same rows.
 
-3,000 messages of 20 decisions wait in the recorder's own queue (quorum, its arguments); then one
-process begins to consume, and the clock runs from the first message taken to the last one
-committed (that all are acknowledged is checked after). Recorder and ceiling (`ingest_ceiling`,
-which says what it leaves out) take turns, on emptied tables each time and in changing order;
-both ratios are taken within a round, and their median is reported, since this machine's speed
-may change from minute to minute. A ratio of 1 would mean that decoding, checking, grading,
-hashing and repeating safely cost nothing.
+3,000 messages of 20 decisions wait in the recorder's own queue (quorum, with its arguments); for
+the ceiling (`ingest_ceiling`, which says what it leaves out) as many of the same length, with the
+rows they come to. Then one process begins to consume, and the clock runs from the first message
+taken to the last one committed; that all are acknowledged and all rows there is checked after.
+Recorder and ceiling take turns, on emptied tables each time and in changing order; the ratios are
+taken within a round and their median is reported, since a machine's speed may change from minute
+to minute. A ratio of 1 would mean that checking, grading, hashing and repeating safely cost
+nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -66,7 +67,10 @@ async def run(report: Callable[[str], None], options: Options | None = None) -> 
     """Measure; `report` is told in words how far it is. Raises StartFailed, RuntimeError."""
     options = options or Options()
     async with running_stack() as stack, _bench(stack, options) as bench:
-        subjects = {"ceiling": bench.ceiling, "recorder": bench.recorder}
+        subjects = {
+            "ceiling": _Subject(start=bench.ceiling, messages=bench.load.rows),
+            "recorder": _Subject(start=bench.recorder, messages=bench.load.ticks),
+        }
         costs: dict[str, list[_Cost]] = {name: [] for name in subjects}
         for number in range(options.rounds):
             for name in sorted(subjects, reverse=number % 2 == 1):
@@ -111,7 +115,12 @@ def _total_s(cost: _Cost) -> float:
     return cost.consumer_s + cost.postgres_s + cost.rabbitmq_s
 
 
-_Subject = Callable[[], AbstractAsyncContextManager[Child]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """A consumer, and what waits for it in the queue."""
+
+    start: Callable[[], AbstractAsyncContextManager[Child]]
+    messages: Sequence[bytes]
 
 
 class _Bench:
@@ -127,7 +136,7 @@ class _Bench:
         database: asyncpg.Connection[asyncpg.Record],
         channel: AbstractChannel,
     ) -> None:
-        if len(load.bodies) * DECISIONS % batch_decisions:
+        if len(load.ticks) * DECISIONS % batch_decisions:
             msg = "the ceiling takes full batches only: choose messages accordingly"
             raise ValueError(msg)
         self._stack = stack
@@ -144,10 +153,10 @@ class _Bench:
         """One round: empty tables, a full queue, then the consumer. Raises RuntimeError where it
         did not do all its work."""
         await self._database.execute("TRUNCATE memory, tick_receipt, reject CASCADE")
-        await publish(self._channel, WORLD, self.load.bodies)
+        await publish(self._channel, WORLD, subject.messages)
         await self._database.execute("CHECKPOINT")
-        async with subject() as consumer, asyncio.timeout(_ROUND_TIMEOUT_S):
-            while await self._waiting() == len(self.load.bodies):
+        async with subject.start() as consumer, asyncio.timeout(_ROUND_TIMEOUT_S):
+            while await self._waiting() == len(self.load.ticks):
                 _check_runs(consumer)
                 await asyncio.sleep(_LOOK_S)
             begun = time.perf_counter()
@@ -155,7 +164,7 @@ class _Bench:
                 CpuClock(pid)
                 for pid in (consumer.pid, self._stack.postgres.pid, self._stack.rabbitmq.pid)
             ]
-            while await self._received() < len(self.load.bodies):
+            while await self._received() < len(self.load.ticks):
                 _check_runs(consumer)
                 await asyncio.sleep(_LOOK_S)
             wall_s = time.perf_counter() - begun
@@ -199,7 +208,6 @@ class _Bench:
             "--amqp": self._stack.rabbitmq.url,
             "--database": self._stack.postgres.url,
             "--queue": RECORDER_QUEUE.name,
-            "--rows": self.load.rows_path,
             "--batch": self._batch_decisions // DECISIONS,
             "--in-flight": _IN_FLIGHT,
             "--prefetch": self._prefetch,
@@ -224,9 +232,7 @@ async def _bench(stack: Stack, options: Options) -> AsyncIterator[_Bench]:
     try:
         async with database.writing() as session:
             generation = await ensure_space(session, Space(model="bench", dimensions=1536))
-        load = await make_load(
-            database, messages=options.messages, rows_path=stack.state_dir / "rows.pickle"
-        )
+        load = await make_load(database, messages=options.messages)
     finally:
         await database.dispose()
     connection = await asyncpg.connect(stack.postgres.url)

@@ -1,11 +1,11 @@
 """The least that could store a tick's rows: the ceiling of `ingest`, as a process.
 
-Bare aio-pika and bare asyncpg, and nothing of tickmind's in between: it takes the very messages
-that the recorder takes, finds their rows prepared under the message's number (so it neither
-decodes nor grades nor hashes), inserts memories, pending rows and receipts by `unnest` in batches
-of the same size with as many transactions under way, and acknowledges a batch in one frame.
-It does without what makes a repeated delivery harmless (ON CONFLICT) and without the sorting that
-keeps two writers from waiting for each other.
+Bare aio-pika and bare asyncpg, and nothing of tickmind's in between: it takes as many messages of
+the same length from the same queue, which hold the rows ready to be inserted (so it neither checks
+nor grades nor hashes, it only unpacks), inserts memories, pending rows and receipts by `unnest` in
+batches of the same size with as many transactions under way, and acknowledges a batch in one
+frame. It does without what makes a repeated delivery harmless (ON CONFLICT) and without the
+sorting that keeps two writers from waiting for each other.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ import argparse
 import asyncio
 import signal
 from itertools import chain
-from pathlib import Path
 
 import aio_pika
 import asyncpg
 from aio_pika.abc import AbstractIncomingMessage
 
-from benchmarks.ingest_load import DECISIONS, Rows, read_rows
+from benchmarks.ingest_load import DECISIONS, unpacked
 
 _MEMORIES = """
     WITH new AS (
@@ -39,8 +38,7 @@ _RECEIPTS = """
 
 
 class _Ceiling:
-    def __init__(self, rows: list[Rows], *, batch: int, world_id: int, space_id: int) -> None:
-        self._rows = rows
+    def __init__(self, *, batch: int, world_id: int, space_id: int) -> None:
         self._batch = batch
         self._world_id = world_id
         self._space_id = space_id
@@ -62,14 +60,12 @@ class _Ceiling:
             batch = await self._full.get()
             earlier, ours = self._acknowledged, asyncio.get_running_loop().create_future()
             self._acknowledged = ours
-            numbers = [int(message.message_id or 0) for message in batch]
-            columns = [
-                list(chain.from_iterable(parts))
-                for parts in zip(*(self._rows[number] for number in numbers), strict=True)
-            ]
+            rows = [unpacked(message.body) for message in batch]
+            columns = [list(chain.from_iterable(parts)) for parts in zip(*rows, strict=True)]
+            ticks = [columns_[1][0] for columns_ in rows]
             async with connection.transaction():
                 await memories.fetch(*columns, self._world_id, self._space_id)
-                await receipts.fetch(self._world_id, numbers, DECISIONS)
+                await receipts.fetch(self._world_id, ticks, DECISIONS)
             if earlier is not None:
                 await earlier  # one frame acknowledges everything before it too
             await batch[-1].ack(multiple=True)
@@ -81,7 +77,6 @@ async def _run(options: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     ceiling = _Ceiling(
-        read_rows(options.rows),
         batch=options.batch,
         world_id=options.world_id,
         space_id=options.space_id,
@@ -109,7 +104,6 @@ if __name__ == "__main__":
     parser.add_argument("--amqp", required=True)
     parser.add_argument("--database", required=True)
     parser.add_argument("--queue", required=True)
-    parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--batch", type=int, required=True, help="messages")
     parser.add_argument("--in-flight", type=int, required=True, help="transactions")
     parser.add_argument("--prefetch", type=int, required=True)

@@ -17,20 +17,15 @@ _UNCONFIRMED = 200
 
 
 async def publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]) -> None:
-    """Publish `tick.ended` messages and wait for every confirmation.
-
-    Each message's id is its place in `bodies`. Raises aio-pika's errors.
-    """
+    """Publish to the recorder's queue and wait for every confirmation. Raises aio-pika's errors."""
     exchange = await channel.get_exchange(EVENTS.name, ensure=False)
     room = asyncio.Semaphore(_UNCONFIRMED)
 
-    async def one(number: int, body: bytes) -> None:
-        message = aio_pika.Message(
-            body, message_id=str(number), delivery_mode=DeliveryMode.PERSISTENT
-        )
+    async def one(body: bytes) -> None:
+        message = aio_pika.Message(body, delivery_mode=DeliveryMode.PERSISTENT)
         async with room:
             await exchange.publish(message, routing_key=tick_ended_key(world))
 
     async with asyncio.TaskGroup() as tasks:
-        for number, body in enumerate(bodies):
-            tasks.create_task(one(number, body))
+        for body in bodies:
+            tasks.create_task(one(body))

@@ -13,8 +13,12 @@ from tickmind_retriever.sharing import Shared
 
 @dataclass
 class Database:
-    """Answers with the questions doubled, once it is let; remembers what it was asked."""
+    """Answers with the questions doubled, once it is let; remembers what it was asked.
 
+    `busy`: lets it answer 0, `open` everything else.
+    """
+
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[str, list[int]]] = field(default_factory=list)
     cancelled: list[list[int]] = field(default_factory=list)
@@ -23,13 +27,17 @@ class Database:
     async def call(self, key: str, questions: Sequence[int]) -> list[int]:
         self.asked.append((key, list(questions)))
         try:
-            await self.open.wait()
+            await (self.busy if questions == [0] else self.open).wait()
         except asyncio.CancelledError:
             self.cancelled.append(list(questions))
             raise
         if self.error is not None:
             raise self.error
         return [question * 2 for question in questions]
+
+    def answer(self) -> None:
+        self.busy.set()
+        self.open.set()
 
 
 def _asking(
@@ -38,74 +46,99 @@ def _asking(
     return [asyncio.create_task(shared.ask(key, some)) for some in questions]
 
 
+async def _busy(shared: Shared[str, int, int]) -> asyncio.Task[Sequence[int]]:
+    """Take a place, so that what is asked from now on has to wait."""
+    (asked,) = _asking(shared, [0])
+    await _settled()
+    return asked
+
+
+async def _sharing(
+    database: Database, shared: Shared[str, int, int]
+) -> list[asyncio.Task[Sequence[int]]]:
+    """Two askers whose questions, 1 and 2, share a call that is under way."""
+    busy = await _busy(shared)
+    asks = _asking(shared, [1], [2])
+    await _settled()
+    database.busy.set()
+    await busy
+    await _settled()
+    assert database.asked[-1] == ("a", [1, 2])
+    return asks
+
+
 async def _settled() -> None:
     """Let everything that can happen by itself happen."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-async def test_what_is_asked_in_one_turn_shares_a_call() -> None:
+async def test_question_is_asked_at_once_where_a_place_is_free() -> None:
     database = Database()
-    database.open.set()
-    shared = Shared(database.call, parallel=1, most=10)
+    shared = Shared(database.call, parallel=2, most=10)
 
-    answers = await asyncio.gather(*_asking(shared, [1], [2, 3], [4]))
+    asks = _asking(shared, [1], [2, 3])
+    await _settled()
 
-    assert answers == [[2], [4, 6], [8]]
-    assert database.asked == [("a", [1, 2, 3, 4])]
+    assert database.asked == [("a", [1]), ("a", [2, 3])]
+    database.answer()
+    assert await asyncio.gather(*asks) == [[2], [4, 6]]
 
 
 async def test_what_is_asked_while_all_places_are_taken_shares_the_next_call() -> None:
     database = Database()
     shared = Shared(database.call, parallel=1, most=10)
-    first = _asking(shared, [1])
+    busy = await _busy(shared)
+    asks = _asking(shared, [1], [2, 3])
     await _settled()
-    later = _asking(shared, [2]) + _asking(shared, [3])
-    await _settled()
-    assert database.asked == [("a", [1])]
+    assert database.asked == [("a", [0])]
 
-    database.open.set()
+    database.answer()
 
-    assert await asyncio.gather(*first, *later) == [[2], [4], [6]]
-    assert database.asked == [("a", [1]), ("a", [2, 3])]
+    assert await asyncio.gather(busy, *asks) == [[0], [2], [4, 6]]
+    assert database.asked == [("a", [0]), ("a", [1, 2, 3])]
 
 
 async def test_questions_of_different_keys_share_nothing_and_take_turns() -> None:
     database = Database()
     shared = Shared(database.call, parallel=1, most=2)
+    await _busy(shared)
     asks = [*_asking(shared, [1], [2], [3]), *_asking(shared, [4], key="b")]
     await _settled()
 
-    database.open.set()
+    database.answer()
 
     assert await asyncio.gather(*asks) == [[2], [4], [6], [8]]
-    assert database.asked == [("a", [1, 2]), ("b", [4]), ("a", [3])]
+    assert database.asked[1:] == [("a", [1, 2]), ("b", [4]), ("a", [3])]
 
 
 async def test_no_call_has_more_questions_than_it_may_unless_one_asker_has() -> None:
     database = Database()
-    database.open.set()
-    shared = Shared(database.call, parallel=9, most=3)
+    shared = Shared(database.call, parallel=1, most=3)
+    await _busy(shared)
+    asks = _asking(shared, [1, 2], [3], [4, 5], [6, 7, 8, 9], [10])
+    await _settled()
 
-    await asyncio.gather(*_asking(shared, [1, 2], [3], [4, 5], [6, 7, 8, 9], [10]))
+    database.answer()
+    await asyncio.gather(*asks)
 
-    assert [questions for _, questions in database.asked] == [
-        [1, 2, 3],
-        [4, 5],
-        [6, 7, 8, 9],
-        [10],
-    ]
+    asked = [questions for _, questions in database.asked[1:]]
+    assert asked == [[1, 2, 3], [4, 5], [6, 7, 8, 9], [10]]
 
 
 async def test_what_waits_is_spread_over_the_places_where_that_is_asked_for() -> None:
     database = Database()
-    database.open.set()
     shared = Shared(database.call, parallel=2, most=10, spread=True)
+    await _busy(shared)
+    await _busy(shared)
+    asks = _asking(shared, [1], [2], [3], [4], [5])
+    await _settled()
 
-    await asyncio.gather(*_asking(shared, [1], [2], [3], [4], [5]))
+    database.answer()
+    await asyncio.gather(*asks)
 
-    # Half of 5, half of the 2 that are left; the last takes the first place that is free.
-    assert [questions for _, questions in database.asked] == [[1, 2, 3], [4], [5]]
+    # Half of 5, half of the 2 that are left; the last takes the next place that is free.
+    assert [questions for _, questions in database.asked[2:]] == [[1, 2, 3], [4], [5]]
 
 
 async def test_no_more_calls_are_under_way_than_there_are_places() -> None:
@@ -116,7 +149,7 @@ async def test_no_more_calls_are_under_way_than_there_are_places() -> None:
 
     assert [questions for _, questions in database.asked] == [[1], [2]]
 
-    database.open.set()
+    database.answer()
     await asyncio.gather(*asks)
     assert shared.under_way == set()
 
@@ -124,11 +157,12 @@ async def test_no_more_calls_are_under_way_than_there_are_places() -> None:
 async def test_error_reaches_all_who_share_the_call_and_none_of_the_next() -> None:
     database = Database(error=ConnectionError("gone"))
     shared = Shared(database.call, parallel=1, most=10)
+    busy = await _busy(shared)
     asks = _asking(shared, [1], [2])
     await _settled()
-    database.open.set()
+    database.answer()
 
-    for asked in asks:
+    for asked in (busy, *asks):
         with pytest.raises(ConnectionError, match="gone"):
             await asked
 
@@ -138,13 +172,11 @@ async def test_error_reaches_all_who_share_the_call_and_none_of_the_next() -> No
 
 async def test_asker_who_gives_up_takes_nothing_from_the_others() -> None:
     database = Database()
-    shared = Shared(database.call, parallel=1, most=10)
-    gone, stays = _asking(shared, [1], [2])
-    await _settled()
+    gone, stays = await _sharing(database, Shared(database.call, parallel=1, most=10))
     gone.cancel()
     await _settled()
 
-    database.open.set()
+    database.answer()
 
     assert await stays == [4]
     assert gone.cancelled()
@@ -154,18 +186,18 @@ async def test_asker_who_gives_up_takes_nothing_from_the_others() -> None:
 async def test_call_ends_with_its_last_asker_and_its_place_is_free_at_once() -> None:
     database = Database()
     shared = Shared(database.call, parallel=1, most=2)
-    gone = _asking(shared, [1], [2])
-    waiting = _asking(shared, [3])
+    gone = await _sharing(database, shared)
+    (waiting,) = _asking(shared, [3])
     await _settled()
     for asked in gone:
         asked.cancel()
     await _settled()
 
     assert database.cancelled == [[1, 2]]
-    assert database.asked == [("a", [1, 2]), ("a", [3])]
+    assert database.asked[-2:] == [("a", [1, 2]), ("a", [3])]
 
-    database.open.set()
-    assert await waiting[0] == [6]
+    database.answer()
+    assert await waiting == [6]
 
 
 async def test_place_of_a_call_that_does_not_take_its_cancellation_is_free_too() -> None:
@@ -203,7 +235,7 @@ async def test_question_nobody_waits_for_any_more_is_not_asked() -> None:
     gone.cancel()
     await _settled()
 
-    database.open.set()
+    database.answer()
 
     assert await asyncio.gather(*first, stays) == [[2], [6]]
     assert database.asked == [("a", [1]), ("a", [3])]

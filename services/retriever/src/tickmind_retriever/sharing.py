@@ -24,8 +24,8 @@ class _Ask(Generic[Q, A]):
 
 
 class Shared(Generic[K, Q, A]):
-    """Questions of one key that are asked in one turn of the loop, or while every place for calls
-    is taken, share a call: what a statement costs by itself is paid once for all of them.
+    """Questions of one key that are asked while every place for calls is taken share the next
+    call: where much is asked, what a statement costs by itself is paid once for many.
 
     `call(key, questions)` gives the answers in the order of the questions, at most `most` of them
     unless one asker has more. `parallel`: places for calls. `spread`: what waits is spread over
@@ -48,7 +48,6 @@ class Shared(Generic[K, Q, A]):
         self._spread = spread
         self._patience_s = patience_s
         self._waiting: dict[K, deque[_Ask[Q, A]]] = {}
-        self._departing = False
         self._calls: dict[asyncio.Task[Sequence[A]], list[_Ask[Q, A]]] = {}
         self._placed: set[asyncio.Task[Sequence[A]]] = set()
         self._given_up: set[asyncio.Task[Sequence[A]]] = set()
@@ -60,12 +59,10 @@ class Shared(Generic[K, Q, A]):
         cancelled too, and its place is free at once: a server that does not answer may not take
         the cancellation either.
         """
-        loop = asyncio.get_running_loop()
-        asked: _Ask[Q, A] = _Ask(questions=questions, answers=loop.create_future())
+        answers = asyncio.get_running_loop().create_future()
+        asked: _Ask[Q, A] = _Ask(questions=questions, answers=answers)
         self._waiting.setdefault(key, deque()).append(asked)
-        if not self._departing:
-            self._departing = True
-            loop.call_soon(self._depart)
+        self._depart()
         try:
             return await asked.answers
         except asyncio.CancelledError:
@@ -78,7 +75,6 @@ class Shared(Generic[K, Q, A]):
         return self._given_up | self._calls.keys()
 
     def _depart(self) -> None:
-        self._departing = False
         while self._waiting and len(self._placed) < self._parallel:
             key, waiting = next(iter(self._waiting.items()))
             del self._waiting[key]
