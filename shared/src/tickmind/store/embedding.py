@@ -36,12 +36,27 @@ class Swept:
     begun_until: int
 
 
+# From pending to the recall index, the heart of the protocol: what is inserted is what the DELETE
+# returned. `mine`: the pending rows that this transaction has locked.
+_INDEX_MINE = """), done AS (
+        DELETE FROM pending_embedding p USING mine
+        WHERE p.memory_id = mine.memory_id AND p.space_id = :space_id
+        RETURNING p.memory_id
+    ), indexed AS (
+        INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
+                                  kind, content_hash)
+        SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash
+        FROM done JOIN memory m ON m.id = done.memory_id
+        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
+        ON CONFLICT DO NOTHING
+"""
+
 # Rows of one space by memory id. Those whose text is embedded already go into the index at once,
 # whatever the provider does; the rest get a job, one per distinct text. A text whose job is
 # parked parks its new rows too. Its order: a minute of waiting outweighs a point of importance,
 # so that what matters comes first and nothing starves. What another embedder is linking at this
 # moment is left to it: waiting in each other's order would be a deadlock.
-_SWEEP = text("""
+_SWEEP_SQL = """
     WITH chunk AS MATERIALIZED (
         SELECT p.memory_id, p.content_hash, p.importance,
                e.content_hash IS NOT NULL AS embedded
@@ -55,17 +70,7 @@ _SWEEP = text("""
         WHERE p.space_id = :space_id
           AND p.memory_id IN (SELECT memory_id FROM chunk WHERE embedded)
         FOR UPDATE SKIP LOCKED
-    ), done AS (
-        DELETE FROM pending_embedding p USING mine
-        WHERE p.memory_id = mine.memory_id AND p.space_id = :space_id
-        RETURNING p.memory_id
-    ), indexed AS (
-        INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
-                                  kind, content_hash)
-        SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash
-        FROM done JOIN memory m ON m.id = done.memory_id
-        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
-        ON CONFLICT DO NOTHING
+    {index_mine}
     ), wanted AS (
         SELECT content_hash, max(importance) AS importance FROM chunk
         WHERE NOT embedded GROUP BY content_hash
@@ -88,7 +93,8 @@ _SWEEP = text("""
            (SELECT count(*) FROM chunk) AS seen,
            CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS running_from,
            CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint) AS begun_until
-""")
+"""
+_SWEEP = text(_SWEEP_SQL.format(index_mine=_INDEX_MINE))
 
 
 #: Key of the advisory lock between linking (shared) and collecting unused vectors (exclusive):
@@ -114,7 +120,7 @@ _STORE = text("""
 """)
 # The pending rows that this statement sees become index rows, parked or not; one committed
 # meanwhile is linked in the next round.
-_LINK = text("""
+_LINK_SQL = """
     WITH known AS MATERIALIZED (
         SELECT content_hash FROM embedding
         WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
@@ -122,23 +128,14 @@ _LINK = text("""
         SELECT memory_id FROM pending_embedding p
         WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
         ORDER BY memory_id FOR UPDATE
-    ), done AS (
-        DELETE FROM pending_embedding p USING mine
-        WHERE p.memory_id = mine.memory_id AND p.space_id = :space_id
-        RETURNING p.memory_id
-    ), indexed AS (
-        INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
-                                  kind, content_hash)
-        SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash
-        FROM done JOIN memory m ON m.id = done.memory_id
-        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
-        ON CONFLICT DO NOTHING
+    {index_mine}
     ), finished AS (
         DELETE FROM embedding_job
         WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
     )
     SELECT count(*) FROM done
-""")
+"""
+_LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE))
 
 
 async def store_vectors(
