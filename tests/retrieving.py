@@ -11,12 +11,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tickmind.database import Database
-from tickmind.embedding import Embedder
 from tickmind.messages import RecallReply
 from tickmind.settings import DatabaseSettings
 from tickmind_retriever.handler import Handler, Metrics
-from tickmind_retriever.query_vectors import QueryVectors
 from tickmind_retriever.settings import RetrieverSettings
+from tickmind_retriever.spaces import Spaces
 
 __all__ = ["Retriever", "body", "contents", "retriever_settings", "retrieving"]
 
@@ -66,22 +65,20 @@ async def retrieving(
     database: Database, settings: RetrieverSettings, *, reserve_s: float = 0.0
 ) -> AsyncIterator[Retriever]:
     registry = CollectorRegistry()
-    async with Embedder(settings) as embedder:
-        vectors = QueryVectors(embedder, kept=settings.retriever_cached_texts)
-        handler = Handler(
-            database,
-            vectors,
-            Metrics(registry),
-            space=embedder.space,
-            half_life_ticks=settings.retriever_half_life_ticks,
-            reserve_s=reserve_s,
-            parallel=max(1, settings.database_pool_size - 1),
-        )
-        try:
-            yield Retriever(handler=handler, registry=registry)
-        finally:
-            await vectors.close()
-            await handler.close()
+    spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
+    handler = Handler(
+        database,
+        spaces,
+        Metrics(registry),
+        half_life_ticks=settings.retriever_half_life_ticks,
+        reserve_s=reserve_s,
+        parallel=max(1, settings.database_pool_size - 1),
+    )
+    try:
+        yield Retriever(handler=handler, registry=registry)
+    finally:
+        await spaces.close()
+        await handler.close()
 
 
 def contents(reply: RecallReply) -> Sequence[list[str]]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tickmind.embedding import CallFailed, Embedder, HashProvider, Vectors, space_of
-from tickmind.embedding_api import OpenAIProvider, read_vectors
+from tickmind.embedding import CallFailed, Embedder, HashProvider, Unmetered, space_of
+from tickmind.embedding_api import OpenAIProvider, Reply, read_reply
 from tickmind.errors import ConfigurationError, EmbeddingFailed, TextRefused
 from tickmind.hashed import hash_embed
 from tickmind.pieces import pool, split
@@ -24,7 +24,7 @@ def _settings(**options: Any) -> EmbeddingSettings:
     return EmbeddingSettings(**(given | options))
 
 
-class Recording:
+class Recording(Unmetered):
     """Hash vectors, and what was asked for; `refuses` says which requests get a 400."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Recording:
         self._refuses = refuses
         self.requests: list[list[str]] = []
 
-    async def call(self, texts: Sequence[str]) -> Vectors:
+    async def call(self, texts: Sequence[str]) -> Reply:
         self.requests.append(list(texts))
         if self._refuses(texts):
             msg = "refused"
@@ -204,7 +204,7 @@ def _item(index: Any, *numbers: float) -> dict[str, Any]:
 def test_vectors_are_paired_by_their_indices() -> None:
     """case 30: 2, 0, 1."""
     body = _reply(_item(2, 2.0), _item(0, 0.5), _item(1, 1.0))
-    assert read_vectors(body, expected=3).tolist() == [[0.5], [1.0], [2.0]]
+    assert read_reply(body, expected=3).vectors.tolist() == [[0.5], [1.0], [2.0]]
 
 
 @pytest.mark.parametrize("missing", [{"embedding": [0.5]}, {"index": None, "embedding": [0.5]}])
@@ -213,12 +213,12 @@ def test_one_missing_index_is_the_one_that_is_left(missing: dict[str, Any], plac
     """case 30: Gemini leaves out index 0, also where it does not come first."""
     items = [_item(1, 1.0), _item(2, 2.0)]
     items.insert(place, missing)
-    assert read_vectors(_reply(*items), expected=3).tolist() == [[0.5], [1.0], [2.0]]
+    assert read_reply(_reply(*items), expected=3).vectors.tolist() == [[0.5], [1.0], [2.0]]
 
 
 def test_indices_all_missing_are_the_positions() -> None:
     body = _reply({"embedding": [1.0]}, {"embedding": [2.0]})
-    assert read_vectors(body, expected=2).tolist() == [[1.0], [2.0]]
+    assert read_reply(body, expected=2).vectors.tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_indices_all_missing_are_the_positions() -> None:
 )
 def test_indices_that_are_no_permutation_void_the_answer(indices: tuple[Any, Any]) -> None:
     with pytest.raises(EmbeddingFailed, match="indices"):
-        read_vectors(_reply(*(_item(index, 1.0) for index in indices)), expected=2)
+        read_reply(_reply(*(_item(index, 1.0) for index in indices)), expected=2)
 
 
 def _base64(*numbers: float) -> str:
@@ -238,7 +238,7 @@ def test_numbers_and_base64_are_the_same_vectors() -> None:
     """case 32: whichever was asked for."""
     numbers = [0.25, -1.5, 3.0]
     mixed = _reply(_item(0, *numbers), {"index": 1, "embedding": _base64(*numbers)})
-    assert read_vectors(mixed, expected=2).tolist() == [numbers, numbers]
+    assert read_reply(mixed, expected=2).vectors.tolist() == [numbers, numbers]
 
 
 @pytest.mark.parametrize(
@@ -263,11 +263,11 @@ def test_numbers_and_base64_are_the_same_vectors() -> None:
 def test_what_is_no_vector_voids_the_answer(embedding: Any) -> None:
     body = _reply(_item(0, 1.0, 2.0), {"index": 1, "embedding": embedding})
     with pytest.raises(EmbeddingFailed):
-        read_vectors(body, expected=2)
+        read_reply(body, expected=2)
 
 
 def test_number_too_large_for_single_precision_is_not_finite() -> None:
-    (row,) = read_vectors(_reply(_item(0, 1e39, 1.0)), expected=1)
+    (row,) = read_reply(_reply(_item(0, 1e39, 1.0)), expected=1).vectors
     assert not np.isfinite(row).all()
 
 
@@ -275,17 +275,17 @@ def test_number_too_large_for_single_precision_is_not_finite() -> None:
 def test_other_number_of_vectors_than_texts_voids_the_answer(data: list[Any]) -> None:
     """case 31."""
     with pytest.raises(EmbeddingFailed, match=f"{len(data)} vectors for 2 texts"):
-        read_vectors(_reply(*data), expected=2)
+        read_reply(_reply(*data), expected=2)
 
 
 def test_vectors_of_different_widths_void_the_answer() -> None:
     with pytest.raises(EmbeddingFailed, match="widths"):
-        read_vectors(_reply(_item(0, 1.0), _item(1, 1.0, 2.0)), expected=2)
+        read_reply(_reply(_item(0, 1.0), _item(1, 1.0, 2.0)), expected=2)
 
 
 def test_item_that_is_no_object_voids_the_answer() -> None:
     with pytest.raises(EmbeddingFailed, match="object"):
-        read_vectors(_reply([1.0], _item(1, 1.0)), expected=2)
+        read_reply(_reply([1.0], _item(1, 1.0)), expected=2)
 
 
 @pytest.mark.parametrize(
@@ -304,4 +304,4 @@ def test_item_that_is_no_object_voids_the_answer() -> None:
 )
 def test_what_is_no_answer_is_a_failed_call(body: bytes) -> None:
     with pytest.raises(CallFailed):
-        read_vectors(body, expected=1)
+        read_reply(body, expected=1)

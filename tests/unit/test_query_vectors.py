@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tickmind.embedding import Embedder, HashProvider, Vectors
+from tickmind.embedding import Embedder, HashProvider, Unmetered
+from tickmind.embedding_api import Reply
 from tickmind.errors import (
     ConfigurationError,
     EmbeddingFailed,
@@ -23,7 +24,7 @@ from tickmind_retriever import query_vectors
 from tickmind_retriever.query_vectors import QueryVectors
 
 
-class Held:
+class Held(Unmetered):
     """Hash vectors that come when the test says so."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Held:
         self.asked = asyncio.Event()
         self.cancelled = 0
 
-    async def call(self, texts: Sequence[str]) -> Vectors:
+    async def call(self, texts: Sequence[str]) -> Reply:
         self.requests.append(list(texts))
         self.asked.set()
         try:

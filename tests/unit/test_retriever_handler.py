@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from tickmind.database import Database
-from tickmind.embedding import Embedder
 from tickmind.messages import AgentReply, RecalledMemory, RecallReply
 from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind_retriever.ages import Ages
 from tickmind_retriever.answers import MAX_REPLY_BYTES, encoded
 from tickmind_retriever.handler import Handler, Metrics
-from tickmind_retriever.query_vectors import QueryVectors
 from tickmind_retriever.reply_to import answerable
+from tickmind_retriever.spaces import Spaces
 
 _NOW = 1_785_000_000.0
 
@@ -182,22 +181,17 @@ async def test_unreachable_database_is_a_reason() -> None:
     database = Database(settings, application="test")
     registry = CollectorRegistry()
     hashed = EmbeddingSettings(embedding_provider="hash", embedding_dimensions=8)
-    async with Embedder(hashed) as embedder:
-        handler = Handler(
-            database,
-            QueryVectors(embedder, kept=10),
-            Metrics(registry),
-            space=embedder.space,
-            half_life_ticks=500,
-            reserve_s=0,
-            parallel=2,
-        )
-        request = {
-            "world": "town",
-            "tick": 1,
-            "queries": [{"agent": "alice", "observation": "fish"}, {"agent": "bob"}],
-        }
-        reply = await handler.recall(json.dumps(request).encode())
+    spaces = Spaces(database, hashed, kept=10)
+    handler = Handler(
+        database, spaces, Metrics(registry), half_life_ticks=500, reserve_s=0, parallel=2
+    )
+    request = {
+        "world": "town",
+        "tick": 1,
+        "queries": [{"agent": "alice", "observation": "fish"}, {"agent": "bob"}],
+    }
+    reply = await handler.recall(json.dumps(request).encode())
+    await spaces.close()
     await database.dispose()
     assert reply is not None
     assert [answer.reason for answer in reply.replies] == ["database", "invalid"]

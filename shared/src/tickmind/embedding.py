@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 import numpy as np
 
+from tickmind.caps import RequestCaps
 from tickmind.clean import is_blank
-from tickmind.embedding_api import CallFailed, OpenAIProvider, Vectors
-from tickmind.errors import TextRefused
+from tickmind.embedding_api import CallFailed, OpenAIProvider, Reply, Vectors
+from tickmind.errors import ParameterRefused, TextRefused
 from tickmind.hashed import hash_embed_many
-from tickmind.pieces import fit, pool, split
+from tickmind.pieces import estimate_tokens, fit, pool, split
+from tickmind.serving import space_of
 from tickmind.settings import EmbeddingSettings
-from tickmind.store.spaces import Space
 
 __all__ = [
     "CallFailed",
@@ -23,7 +25,10 @@ __all__ = [
     "OpenAIProvider",
     "Provider",
     "Purpose",
+    "Reply",
+    "Unmetered",
     "Vectors",
+    "provider_of",
     "space_of",
 ]
 
@@ -32,18 +37,24 @@ Purpose = Literal["document", "query"]
 #: A piece this short that is refused is refused for what it says, not for its length: it is half
 #: of the shortest limit in common use (512 tokens of e5 and its kin) at a token a character.
 _SMALLEST_CHARS = 250
+#: More tokens than any character is estimated at: four bytes, half a token each.
+_MOST_TOKENS = 2
 
 
 class Provider(Protocol):
     """One call: texts in, vectors out."""
 
-    async def call(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts, none blank: (len(texts), w) float32, row i for text i, w what it gives.
+    async def call(self, texts: Sequence[str]) -> Reply:
+        """Embed texts, none blank: vectors (len(texts), w), w what it gives.
 
-        Raises EmbeddingUnavailable (try again; CallFailed where a text may be the cause),
-        TextRefused (one of these texts is not taken), EmbeddingFailed (the answer breaks its
-        contract) or ConfigurationError (key, model).
+        Raises EmbeddingUnavailable (try again: ParameterRefused at once; CallFailed where a text
+        may be the cause), TextRefused (one of these texts is not taken), EmbeddingFailed (the
+        answer breaks its contract) or ProviderRefused (key, model).
         """
+        ...
+
+    def batch(self, texts: Sequence[str]) -> AbstractAsyncContextManager[int]:
+        """A turn for one call, made within: with how many of these texts, in their order."""
         ...
 
     async def fault(self) -> str | None:
@@ -53,14 +64,22 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
-class HashProvider:
+class Unmetered:
+    """A provider that may be called at any time."""
+
+    @asynccontextmanager
+    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
+        yield len(texts)
+
+
+class HashProvider(Unmetered):
     """Vectors from hashes, for load tests: real shapes, no meaning, no call, no cost."""
 
     def __init__(self, dimensions: int) -> None:
         self._dimensions = dimensions
 
-    async def call(self, texts: Sequence[str]) -> Vectors:
-        return hash_embed_many(texts, self._dimensions)
+    async def call(self, texts: Sequence[str]) -> Reply:
+        return Reply(vectors=hash_embed_many(texts, self._dimensions))
 
     async def fault(self) -> str | None:
         return None
@@ -69,14 +88,11 @@ class HashProvider:
         pass
 
 
-def space_of(settings: EmbeddingSettings) -> Space:
-    """The embedding space these settings name."""
-    return Space(
-        model=settings.embedding_model if settings.embedding_provider == "openai" else "hash",
-        dimensions=settings.embedding_dimensions,
-        document_prefix=settings.embedding_document_prefix,
-        query_prefix=settings.embedding_query_prefix,
-    )
+def provider_of(settings: EmbeddingSettings) -> Provider:
+    """The provider these settings name. Raises ConfigurationError for what no request can hold."""
+    if settings.embedding_provider == "hash":
+        return HashProvider(settings.embedding_dimensions)
+    return OpenAIProvider(settings)
 
 
 class Embedder:
@@ -85,15 +101,19 @@ class Embedder:
     def __init__(self, settings: EmbeddingSettings, provider: Provider | None = None) -> None:
         """Raises ConfigurationError for settings that no text could be embedded with."""
         self.space = space_of(settings)
-        self.max_inputs = settings.embedding_max_inputs
+        self._caps = RequestCaps(
+            inputs=settings.embedding_max_inputs,
+            tokens=settings.embedding_max_tokens,
+            size=settings.embedding_max_bytes,
+        )
         self._max_chars = settings.embedding_max_chars
+        # A prefix takes its share.
+        prefixes = (self.space.document_prefix, self.space.query_prefix)
+        spare = settings.embedding_max_text_tokens - max(map(estimate_tokens, prefixes))
+        self._max_text_tokens = max(1, spare) if settings.embedding_max_text_tokens else 0
         self._overlap_chars = settings.embedding_overlap_chars
         self.inputs_of("")  # bounds that make no pieces are told now
-        self._provider = provider or (
-            HashProvider(self.space.dimensions)
-            if settings.embedding_provider == "hash"
-            else OpenAIProvider(settings)
-        )
+        self._provider = provider or provider_of(settings)
 
     async def __aenter__(self) -> Self:
         return self
@@ -113,13 +133,66 @@ class Embedder:
         """Why the provider cannot be reached, in one sentence; None: it answers."""
         return await self._provider.fault()
 
+    @property
+    def max_inputs(self) -> int:
+        """Most inputs of one request, as far as is known."""
+        return self._caps.inputs
+
     def inputs_of(self, text: str) -> list[str]:
         """What is sent for one text, without its prefix: itself, or its pieces."""
         return self._pieces(text, self._max_chars, self._overlap_chars)
 
     def _pieces(self, text: str, max_chars: int, overlap_chars: int) -> list[str]:
         pieces = split(text, max_chars=max_chars, overlap_chars=overlap_chars)
+        if self._max_text_tokens:
+            pieces = [part for piece in pieces for part in self._short_enough(piece)]
         return [piece for piece in pieces if not is_blank(piece)]
+
+    def _short_enough(self, piece: str) -> list[str]:
+        """A piece, or parts of it that the model takes whole; many cut off the rest in silence."""
+        tokens = estimate_tokens(piece) if len(piece) * _MOST_TOKENS > self._max_text_tokens else 0
+        if tokens <= self._max_text_tokens or len(piece) < 2:
+            return [piece]
+        size = max(1, len(piece) * self._max_text_tokens // tokens)
+        parts = split(piece, max_chars=size, overlap_chars=min(self._overlap_chars, size // 4))
+        return [short for part in parts for short in self._short_enough(part)]
+
+    def fitting(self, texts: Sequence[str]) -> int:
+        """How many of these texts, in their order, one request takes with all their pieces; at
+        least one, which may take several requests."""
+        return self._caps.fitting(self._measured(text) for text in texts)
+
+    def _measured(self, text: str) -> tuple[int, int, int]:
+        """Inputs, tokens and bytes of a text."""
+        pieces = self.inputs_of(text)
+        # JSON's own marks, and a prefix; what is escaped takes more and is found out.
+        extra = len(self.space.document_prefix.encode()) + 4
+        size = sum(len(piece.encode(errors="replace")) + extra for piece in pieces)
+        return len(pieces), sum(map(estimate_tokens, pieces)), size
+
+    def taken_in_parts(self, texts: Sequence[str]) -> None:
+        """A request with these was refused, and each of them taken since: it was too large."""
+        measured = [self._measured(text) for text in texts]
+        self._caps.too_large(
+            inputs=sum(inputs for inputs, _, _ in measured),
+            tokens=sum(tokens for _, tokens, _ in measured),
+        )
+
+    @asynccontextmanager
+    async def turn(self, texts: Sequence[str]) -> AsyncIterator[int]:
+        """Wait for a call; with how many of these texts, in their order, it may be made: at least
+        one."""
+        prefix = self.space.document_prefix
+        inputs = [[prefix + piece for piece in self.inputs_of(text)] for text in texts]
+        flat = [piece for of_text in inputs for piece in of_text][: self.max_inputs]
+        async with self._provider.batch(flat) as room:
+            count = 0
+            for of_text in inputs:
+                room -= len(of_text)
+                if room < 0:
+                    break
+                count += 1
+            yield max(1, count)
 
     async def embed(self, texts: Sequence[str], purpose: Purpose) -> Vectors:
         """Vectors of texts, none blank: (len(texts), dimensions) float32, unit length.
@@ -145,12 +218,22 @@ class Embedder:
         return vectors
 
     async def _call(self, pieces: Sequence[str], prefix: str) -> Vectors:
-        """Vectors of pieces, (len(pieces), dimensions), in as many calls as `max_inputs` asks."""
+        """Vectors of pieces, (len(pieces), dimensions), in as many calls as are needed."""
         rows = np.empty((len(pieces), self.space.dimensions), dtype=np.float32)
-        for first in range(0, len(pieces), self.max_inputs):
-            part = pieces[first : first + self.max_inputs]
-            answer = await self._provider.call([prefix + piece for piece in part])
-            rows[first : first + len(part)] = fit(answer, self.space.dimensions)
+        first = 0
+        while first < len(pieces):
+            part = pieces[first : first + self._caps.inputs]
+            try:
+                reply = await self._provider.call([prefix + piece for piece in part])
+            except ParameterRefused:
+                continue
+            except TextRefused as exc:
+                if exc.max_inputs is not None:
+                    self._caps.take_at_most(exc.max_inputs)
+                raise
+            rows[first : first + len(part)] = fit(reply.vectors, self.space.dimensions)
+            self._caps.passed(inputs=len(part), tokens=sum(map(estimate_tokens, part)))
+            first += len(part)
         return rows
 
     async def _insist(self, pieces: list[str], prefix: str) -> tuple[list[str], Vectors]:
@@ -167,7 +250,10 @@ class Embedder:
             part = pieces[:together]
             try:
                 rows.append(await self._call(part, prefix))
-            except TextRefused:
+            except TextRefused as exc:
+                if exc.max_inputs is not None and exc.max_inputs < len(part):
+                    together, refused = exc.max_inputs, exc.max_inputs + 1
+                    continue  # what one request takes is known now
                 if len(part) > 1:
                     together, refused = len(part) // 2, len(part)
                     continue

@@ -6,7 +6,11 @@ import asyncio
 import base64
 import binascii
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncIterator, Container, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -18,16 +22,30 @@ from tickmind.errors import (
     ConfigurationError,
     EmbeddingFailed,
     EmbeddingUnavailable,
+    ParameterRefused,
     TextRefused,
+    TickmindError,
 )
+from tickmind.refusals import error_in, refusal, refused_parameter
 from tickmind.settings import EmbeddingSettings
+from tickmind.telemetry import log
 
-__all__ = ["CallFailed", "OpenAIProvider", "Vectors", "read_vectors"]
+__all__ = ["CallFailed", "OpenAIProvider", "Reply", "Vectors", "read_reply"]
+
+_logger = logging.getLogger("tickmind.embedding")
 
 Vectors = NDArray[np.float32]
 
 #: Longest wait for a sign of life: a readiness probe gives up after a few seconds.
 _REACHABLE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Reply:
+    """Vectors, (n, w) float32, row i for text i; the tokens the provider counted, if it says."""
+
+    vectors: Vectors
+    tokens: int | None = None
 
 
 class CallFailed(EmbeddingUnavailable):
@@ -68,19 +86,18 @@ class OpenAIProvider:
         if settings.embedding_send_dimensions:
             self._body["dimensions"] = settings.embedding_dimensions
 
-    async def call(self, texts: Sequence[str]) -> Vectors:
+    async def call(self, texts: Sequence[str]) -> Reply:
+        body = {**self._body, "input": list(texts)}
         try:
             # The client's own timeout begins anew with each byte of a dripping answer.
             async with asyncio.timeout(self._timeout_s):
                 # The raw reply: the SDK's own model drops what a check needs (a missing index, an
                 # error body under status 200).
                 response = await self._client.post(
-                    "/embeddings",
-                    body={**self._body, "input": list(texts)},
-                    cast_to=httpx2.Response,
+                    "/embeddings", body=body, cast_to=httpx2.Response
                 )
         except openai.APIStatusError as exc:
-            raise _refused(exc) from exc
+            raise self._refused(exc.status_code, exc.response, texts, body) from exc
         except (TimeoutError, openai.APITimeoutError) as exc:
             msg = f"the embedding API did not answer within {self._timeout_s:g} s"
             raise CallFailed(msg) from exc
@@ -88,7 +105,35 @@ class OpenAIProvider:
             cause = type(exc.__cause__ or exc).__name__
             msg = f"the connection to the embedding API at {self._host} failed ({cause})"
             raise CallFailed(msg) from exc
-        return read_vectors(response.content, expected=len(texts))
+        error = error_in(response.content)
+        code = error.get("code") if error else None
+        if isinstance(code, int) and code >= 400:  # an error under status 200
+            raise self._refused(code, response, texts, body)
+        return read_reply(response.content, expected=len(texts))
+
+    def _refused(
+        self, status: int, response: httpx2.Response, texts: Sequence[str], sent: Container[str]
+    ) -> TickmindError:
+        """What an answer other than vectors stands for; `sent`: the fields of the request."""
+        now = datetime.now(UTC)
+        error = refusal(
+            status, response.headers, response.content, sent=len(texts), texts=texts, now=now
+        )
+        if isinstance(error, EmbeddingUnavailable) and error.kind == "server":
+            return CallFailed(str(error), kind="server", retry_after_s=error.retry_after_s)
+        if isinstance(error, TextRefused):
+            name = refused_parameter(response.content, texts)
+            # Both can be done without: either format is read, and a width is made here.
+            if name is not None and name in sent:
+                if self._body.pop(name, None) is not None:
+                    log(_logger, logging.WARNING, "parameter_left_out", parameter=name)
+                return ParameterRefused(f"the embedding API does not take {name}: left out now")
+        return error
+
+    @asynccontextmanager
+    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
+        """No limit is kept here: all of them, at once."""
+        yield len(texts)
 
     async def fault(self) -> str | None:
         try:
@@ -105,35 +150,19 @@ class OpenAIProvider:
         await self._client.close()
 
 
-def _refused(exc: openai.APIStatusError) -> Exception:
-    status = exc.status_code
-    if status in (400, 413, 422):
-        return TextRefused(f"the embedding API refused the request ({status})")
-    if status >= 500:
-        return CallFailed(
-            f"the embedding API answered {status}", retry_after_s=_retry_after(exc.response)
-        )
-    if status in (408, 409, 425, 429):
-        return EmbeddingUnavailable(
-            f"the embedding API answered {status}", retry_after_s=_retry_after(exc.response)
-        )
-    hint = "check TICKMIND_EMBEDDING_API_KEY, _BASE_URL and _MODEL"
-    return ConfigurationError(f"the embedding API refused us ({status}): {hint}")
-
-
-def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds the provider asked to wait, where it said so as a number."""
-    for header, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            seconds = float(response.headers[header]) * scale
-        except (KeyError, ValueError):
-            continue
-        if 0 <= seconds < 86_400:
-            return seconds
+def _usage(reply: Any) -> int | None:
+    """Tokens that the provider says it counted."""
+    usage = reply.get("usage") if isinstance(reply, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    for name in ("total_tokens", "prompt_tokens"):
+        tokens = usage.get(name)
+        if type(tokens) is int and tokens > 0:
+            return tokens
     return None
 
 
-def read_vectors(body: bytes, *, expected: int) -> Vectors:
+def read_reply(body: bytes, *, expected: int) -> Reply:
     """Vectors of a reply, (expected, w) float32, in the order of the texts.
 
     Paired by `index`; where it is missing or null, by position, and where one alone is missing, by
@@ -161,7 +190,9 @@ def read_vectors(body: bytes, *, expected: int) -> Vectors:
     if len(widths) > 1:
         msg = f"the vectors of the answer have different widths: {sorted(widths)}"
         raise EmbeddingFailed(msg)
-    return np.stack([vectors[index] for index in range(expected)])
+    return Reply(
+        vectors=np.stack([vectors[index] for index in range(expected)]), tokens=_usage(reply)
+    )
 
 
 def _indices(data: Sequence[Any]) -> list[int]:

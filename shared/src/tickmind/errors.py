@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 __all__ = [
     "ConfigurationError",
     "EmbeddingFailed",
     "EmbeddingUnavailable",
     "InvalidMessage",
+    "ParameterRefused",
     "PermanentError",
+    "ProviderRefused",
     "TextRefused",
     "TickmindError",
     "TransientError",
@@ -53,14 +57,26 @@ class InvalidMessage(PermanentError):
 class EmbeddingUnavailable(TransientError):
     """The provider did not give a usable answer this time (network, timeout, 429, 5xx).
 
-    `retry_after_s`: what the provider asked for, in seconds, or None.
+    `retry_after_s`: what the provider asked for, in seconds, or None. `kind`: `network`,
+    `server`, `rate_limit` (429) or `quota` (of a day, or of money).
     """
 
     reason = "embedding_unavailable"
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: Literal["network", "server", "rate_limit", "quota"] = "network",
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
+        self.kind = kind
         self.retry_after_s = retry_after_s
+
+
+class ParameterRefused(EmbeddingUnavailable):
+    """The provider does not take one of the parameters we sent: the next call leaves it out."""
 
 
 class EmbeddingFailed(PermanentError):
@@ -75,7 +91,19 @@ class EmbeddingFailed(PermanentError):
 class TextRefused(PermanentError):
     """The provider refuses this request for what it holds (400, 413, 422).
 
-    With more than one text in the request the guilty one is not known yet.
+    With more than one text in the request the guilty one is not known yet. `max_inputs`: how many
+    texts the provider says it takes, where that is what it minds.
     """
 
     reason = "text_refused"
+
+    def __init__(self, message: str, *, max_inputs: int | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.max_inputs = max_inputs
+        self.status = status
+
+
+class ProviderRefused(ConfigurationError):
+    """The provider refuses us, whatever we send (401, 403, 404): a person must look."""
+
+    reason = "provider_refused"

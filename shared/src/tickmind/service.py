@@ -38,7 +38,8 @@ _logger = logging.getLogger("tickmind.service")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
-    """A wired service. `needs`: what must answer before it starts; `checks`: what readiness asks.
+    """A wired service. `needs`: what must answer before it starts; `checks`: what readiness asks;
+    `notes`: what it tells besides, which keeps nobody from using the service.
 
     `work` runs until `stop` is set, finishes what is in flight and returns; what it raises ends
     the process.
@@ -49,6 +50,7 @@ class App:
     checks: Mapping[str, Check]
     work: Callable[[asyncio.Event], Coroutine[None, None, None]]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    notes: Mapping[str, Check] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -64,10 +66,10 @@ def _health_app(app: App, state: _State) -> Starlette:
 
     async def readyz(_: Request) -> Response:
         faults = dict(state.waiting) or await _faults(app.checks)
-        return JSONResponse(
-            {"service": app.name, "ready": not faults, "faults": faults},
-            status_code=503 if faults else 200,
-        )
+        told: dict[str, object] = {"service": app.name, "ready": not faults, "faults": faults}
+        if notes := await _faults(app.notes):
+            told["notes"] = notes
+        return JSONResponse(told, status_code=503 if faults else 200)
 
     async def metrics(_: Request) -> Response:
         return Response(generate_latest(app.registry), media_type=CONTENT_TYPE_LATEST)

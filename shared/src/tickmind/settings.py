@@ -10,9 +10,9 @@ import os
 import ssl
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -21,6 +21,8 @@ from pydantic_settings import (
 )
 
 from tickmind.errors import ConfigurationError
+from tickmind.limits import Limit, parse_limits
+from tickmind.profiles import ANY_SERVER, PROFILES
 
 __all__ = [
     "PREFIX",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 PREFIX = "TICKMIND_"
+_DEFAULT_PROFILE = "gemini-embedding-001"
+_PROFILE = PROFILES[_DEFAULT_PROFILE]
 
 
 class _FilesSource(PydanticBaseSettingsSource):
@@ -65,7 +69,10 @@ class _FilesSource(PydanticBaseSettingsSource):
 class Settings(BaseSettings):
     """Root of all settings: frozen, from TICKMIND_ variables and files."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
+    # A refused value may be a secret: errors name the variable alone.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -154,37 +161,107 @@ def tls_context(ca_file: Path | None, variable: str) -> ssl.SSLContext:
 
 
 class EmbeddingSettings(Settings):
-    """Which embedding space, and who computes its vectors."""
+    """Which embedding space, who computes its vectors, and what they may cost.
 
+    A profile gives the defaults of a provider; any setting of its own overrides it.
+    """
+
+    embedding_profile: str = Field(
+        _DEFAULT_PROFILE, description="defaults of a provider: " + ", ".join(PROFILES)
+    )
     embedding_provider: Literal["openai", "hash"] = Field(
         "openai",
         description="openai: any OpenAI-compatible endpoint; hash: made-up vectors for load tests",
     )
     embedding_base_url: str = Field(
-        "https://generativelanguage.googleapis.com/v1beta/openai/",
-        description="OpenAI-compatible endpoint, up to and without /embeddings",
+        _PROFILE.base_url, description="OpenAI-compatible endpoint, up to and without /embeddings"
     )
     embedding_api_key: SecretStr = Field(SecretStr(""), description="sent as a bearer token")
-    embedding_model: str = "gemini-embedding-001"
+    embedding_next_api_key: SecretStr = Field(
+        SecretStr(""),
+        description="sent to the endpoint of another space, while the model is being changed",
+    )
+    embedding_model: str = _PROFILE.model
     embedding_dimensions: Annotated[int, Field(ge=1, le=1536)] = Field(
-        1536, description="width kept; wider vectors are cut to it and renormalised"
+        _PROFILE.dimensions, description="width kept; wider vectors are cut to it and renormalised"
     )
     embedding_send_dimensions: bool = Field(
-        False, description="ask the provider for this width (not every one takes the field)"
+        _PROFILE.send_dimensions,
+        description="ask the provider for this width (not every one takes the field)",
     )
-    embedding_encoding_format: Literal["float", "base64", "omit"] = "float"
-    embedding_document_prefix: str = Field("", description='put before a memory, e.g. "passage: "')
-    embedding_query_prefix: str = Field("", description='put before an observation, "query: "')
+    embedding_encoding_format: Literal["float", "base64", "omit"] = Field(
+        _PROFILE.encoding_format, description="how vectors are asked for"
+    )
+    embedding_document_prefix: str = Field(
+        _PROFILE.document_prefix, description='put before a memory, e.g. "passage: "'
+    )
+    embedding_query_prefix: str = Field(
+        _PROFILE.query_prefix, description='put before an observation, "query: "'
+    )
     embedding_max_inputs: Annotated[int, Field(ge=1, le=2048)] = Field(
-        100, description="most texts in one request (Gemini takes 100)"
+        _PROFILE.max_inputs, description="most texts in one request"
+    )
+    embedding_max_tokens: Annotated[int, Field(ge=0)] = Field(
+        _PROFILE.max_tokens, description="most tokens in one request; 0: no such limit"
+    )
+    embedding_max_bytes: Annotated[int, Field(ge=0)] = Field(
+        _PROFILE.max_bytes, description="most bytes in one request; 0: no such limit"
     )
     embedding_max_chars: Annotated[int, Field(ge=16)] = Field(
-        4000, description="longer texts are embedded in overlapping pieces of this many characters"
+        _PROFILE.max_chars,
+        description="longer texts are embedded in overlapping pieces of this many characters",
+    )
+    embedding_max_text_tokens: Annotated[int, Field(ge=0)] = Field(
+        _PROFILE.max_text_tokens,
+        description="a piece has at most this many tokens, as estimated; 0: no such limit",
     )
     embedding_overlap_chars: Annotated[int, Field(ge=0)] = 200
     embedding_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
+    embedding_limits: str = Field(
+        _PROFILE.limits,
+        description="what the provider allows the whole fleet: 3000 texts/min, 1M tokens/min, ...",
+    )
+    embedding_budget: str = Field(
+        "",
+        description="name of the budget replicas share; none: the endpoint's host and the model",
+    )
+    embedding_price: Annotated[float, Field(ge=0)] = Field(
+        _PROFILE.price, description="US dollars per million tokens"
+    )
 
-    @field_validator("embedding_api_key")
+    @model_validator(mode="before")
+    @classmethod
+    def _with_profile(cls, given: Any) -> Any:
+        """Fields that nobody set come from the profile.
+
+        Who names another endpoint and no profile does not mean the default one's limits and price.
+        """
+        if not isinstance(given, dict):
+            return given
+        implied = ANY_SERVER if "embedding_base_url" in given else _DEFAULT_PROFILE
+        name = given.get("embedding_profile", implied)
+        if name not in PROFILES:
+            msg = f"TICKMIND_EMBEDDING_PROFILE: there is no {name!r}, but {', '.join(PROFILES)}"
+            raise ConfigurationError(msg)
+        return {**PROFILES[name].settings(), **given, "embedding_profile": name}
+
+    @field_validator("embedding_limits")
+    @classmethod
+    def _readable(cls, limits: str) -> str:
+        parse_limits(limits)
+        return limits
+
+    def limits(self) -> tuple[Limit, ...]:
+        """What the provider allows the whole fleet."""
+        return parse_limits(self.embedding_limits)
+
+    def budget_name(self) -> str:
+        """Whose budget it is: one per provider project and model."""
+        # Not the whole authority: it may hold a password.
+        host = urlsplit(self.embedding_base_url).netloc.rpartition("@")[2]
+        return self.embedding_budget or f"{host} {self.embedding_model}"
+
+    @field_validator("embedding_api_key", "embedding_next_api_key")
     @classmethod
     def _one_line(cls, key: SecretStr) -> SecretStr:
         trimmed = key.get_secret_value().strip()

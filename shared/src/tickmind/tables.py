@@ -27,7 +27,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import BIT
+from sqlalchemy.dialects.postgresql import BIT, JSONB
 
 __all__ = ["SIGNATURE_BITS", "metadata"]
 
@@ -117,6 +117,8 @@ embedding_space = Table(
     Column("document_prefix", Text, nullable=False, server_default=text("''")),
     Column("query_prefix", Text, nullable=False, server_default=text("''")),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
+    # How it is reached, by the names of the provider's settings; never a key.
+    Column("served", JSONB),
     # Its name by the convention would be cut at PostgreSQL's 63 bytes.
     UniqueConstraint(
         "model",
@@ -140,7 +142,7 @@ index_generation = Table(
     Column("basis", LargeBinary),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
     Column("activated_at", DateTime(timezone=True)),
-    CheckConstraint("status IN ('building', 'active', 'retired')", name="status"),
+    CheckConstraint("status IN ('building', 'active', 'retired', 'dropping')", name="status"),
     Index(
         "uq_index_generation_active",
         "status",
@@ -230,6 +232,67 @@ recall_index = Table(
             "signature",
         ],
     ),
+)
+
+provider_budget = Table(
+    "provider_budget",
+    metadata,
+    Column("provider", _NAME, primary_key=True),
+    # Nobody calls before this: a 429, a spent quota or a refused key said so.
+    Column("blocked_until", DateTime(timezone=True)),
+    Column("blocked_reason", Text),
+    # The line of those who wait, first come first served.
+    Column("next_ticket", BigInteger, nullable=False, server_default=text("1")),
+    # A retriever said lately that it wants its share kept.
+    Column("recall_until", DateTime(timezone=True)),
+)
+
+
+def _provider() -> Column[str]:
+    target = ForeignKey("provider_budget.provider", ondelete="CASCADE")
+    return Column("provider", _NAME, target, nullable=False)
+
+
+provider_reservation = Table(
+    "provider_reservation",
+    metadata,
+    _provider(),
+    _id(),
+    # When the provider has counted it at the latest.
+    Column("counted_at", DateTime(timezone=True), nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("slot", BigInteger, nullable=False),
+    Column("calls", Integer, nullable=False),
+    Column("texts", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Index(
+        "ix_provider_reservation_provider_counted_at",
+        "provider",
+        "counted_at",
+        postgresql_include=["calls", "texts", "tokens"],
+    ),
+)
+
+provider_ticket = Table(
+    "provider_ticket",
+    metadata,
+    _provider(),
+    Column("ticket", BigInteger, nullable=False),
+    Column("alive_until", DateTime(timezone=True), nullable=False),
+    PrimaryKeyConstraint("provider", "ticket"),
+)
+
+# Ten minutes a row.
+provider_usage = Table(
+    "provider_usage",
+    metadata,
+    _provider(),
+    Column("slot", BigInteger, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("texts", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    PrimaryKeyConstraint("provider", "slot", "purpose"),
 )
 
 reject = Table(

@@ -20,11 +20,10 @@ from tickmind.broker import (
     whole,
 )
 from tickmind.database import Database
-from tickmind.embedding import Embedder
 from tickmind.service import App, Check
-from tickmind_embedder.handler import Handler, Metrics
+from tickmind_embedder.handler import Metrics
+from tickmind_embedder.lanes import Lanes
 from tickmind_embedder.settings import EmbedderSettings
-from tickmind_embedder.worker import Worker
 
 __all__ = ["create_app"]
 
@@ -33,19 +32,7 @@ def create_app(settings: EmbedderSettings) -> App:
     """Wire the embedder. Raises ConfigurationError; connects to nothing yet."""
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-embedder")
-    embedder = Embedder(settings)
-    handler = Handler(
-        database,
-        embedder,
-        Metrics(registry),
-        lease_s=settings.embedder_lease_s,
-        max_attempts=settings.embedder_max_attempts,
-    )
-    worker = Worker(
-        handler,
-        concurrency=settings.embedder_concurrency,
-        sweep_s=settings.embedder_sweep_s,
-    )
+    lanes = Lanes(database, settings, Metrics(registry))
     broker = create_broker(settings, name="embedder", prefetch=100)
 
     @broker.subscriber(
@@ -56,11 +43,11 @@ def create_app(settings: EmbedderSettings) -> App:
         no_reply=True,
     )
     async def memory_recorded(_: RabbitMessage) -> None:
-        worker.hint()
+        lanes.hint()
 
     async def work(stop: asyncio.Event) -> None:
         application = FastStream(broker, logger=None)
-        tasks = [asyncio.create_task(worker.run(stop))]
+        tasks = [asyncio.create_task(lanes.run(stop))]
         if settings.embedder_listen:
             tasks.append(asyncio.create_task(_listen(application, stop)))
         try:
@@ -74,18 +61,21 @@ def create_app(settings: EmbedderSettings) -> App:
             await asyncio.gather(*tasks, return_exceptions=True)
             if not await briefly(application.stop()):
                 await briefly((await broker.connect()).close())
-            await embedder.close()
             await database.dispose()
 
-    async def provider() -> str | None:
-        return worker.fault or await embedder.fault()
-
-    checks: dict[str, Check] = {"database": database.check, "embedding": provider}
+    checks: dict[str, Check] = {"database": database.check, "embedding": lanes.fault}
     needs: dict[str, Check] = {"database": database.check}
     if settings.embedder_listen:
         needs["broker"] = lambda: reachable(settings)
         checks["broker"] = consumer_check(broker, topology.EMBEDDER_QUEUE)
-    return App(name="embedder", needs=needs, checks=checks, work=work, registry=registry)
+    return App(
+        name="embedder",
+        needs=needs,
+        checks=checks,
+        work=work,
+        registry=registry,
+        notes={"space": lanes.note},
+    )
 
 
 async def _listen(application: FastStream, stop: asyncio.Event) -> None:

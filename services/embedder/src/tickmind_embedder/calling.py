@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,7 @@ class Calling:
     ) -> None:
         self.open = {job.content_hash: job for job in jobs}
         self.moved_mean = False
+        self._at_fault: set[bytes] = set()
         self._embedder = embedder
         self._outcomes = outcomes
         self._metrics = metrics
@@ -96,22 +97,15 @@ class Calling:
 
     async def run(self) -> None:
         """Embed and store all of them, one transaction per answer."""
-        for jobs in self._requests(list(self.open.values())):
-            await self._embed(jobs)
+        await self._in_turns(list(self.open.values()))
 
-    def _requests(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-        """As many as one request takes with all their pieces; one alone may take several."""
-        request: list[Job] = []
-        room = self._embedder.max_inputs
-        for job in jobs:
-            inputs = len(self._embedder.inputs_of(job.content))
-            if request and inputs > room:
-                yield request
-                request, room = [], self._embedder.max_inputs
-            request.append(job)
-            room -= inputs
-        if request:
-            yield request
+    async def _in_turns(self, jobs: list[Job]) -> None:
+        """As many at a time as one request takes and the budget has room for."""
+        while jobs:
+            fitting = jobs[: self._embedder.fitting([job.content for job in jobs])]
+            async with self._embedder.turn([job.content for job in fitting]) as count:
+                await self._embed(fitting[:count])
+            jobs = jobs[count:]
 
     async def _embed(self, jobs: list[Job]) -> None:
         begun = asyncio.get_running_loop().time()
@@ -128,9 +122,14 @@ class Calling:
                     raise
                 if self._evidence.passed_at < before:
                     await self._prove()
+            if isinstance(exc, TextRefused) and exc.max_inputs is not None:
+                await self._in_turns(jobs)  # what one request takes is known now
+                return
             middle = len(jobs) // 2
-            await self._embed(jobs[:middle])
-            await self._embed(jobs[middle:])
+            await self._in_turns(jobs[:middle])
+            await self._in_turns(jobs[middle:])
+            if isinstance(exc, TextRefused) and not self._at_fault & {j.content_hash for j in jobs}:
+                self._embedder.taken_in_parts([job.content for job in jobs])
         else:
             await self._store(jobs, vectors)
 
@@ -175,6 +174,7 @@ class Calling:
             await self._outcomes.park([job], str(exc))
         else:
             await self._outcomes.retry_later(job)
+        self._at_fault.add(job.content_hash)
         self._closed([job])
 
     async def _prove(self) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -17,11 +18,12 @@ from tickmind.clean import is_blank
 from tickmind.database import Database, DatabaseUnavailable
 from tickmind.embedding import Embedder
 from tickmind.errors import ConfigurationError, EmbeddingUnavailable
+from tickmind.serving import name_of
 from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.embedding import Swept
 from tickmind.store.jobs import Job
-from tickmind.store.spaces import Generation, active_generation, ensure_space
+from tickmind.store.spaces import Generation, ensure_space, filled_generations
 from tickmind_embedder.calling import Calling, Evidence
 from tickmind_embedder.horizon import Horizon
 from tickmind_embedder.metrics import Metrics
@@ -51,8 +53,8 @@ class ProviderPaused(Exception):
 class Handler:
     """One embedder's work on one embedding space; every method may run twice.
 
-    All raise DatabaseUnavailable, and ConfigurationError where the database is bound to another
-    space.
+    All raise DatabaseUnavailable, and ConfigurationError where the database has other spaces.
+    `served`: how ours is reached, to be kept with it where it is made.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Handler:
         *,
         lease_s: float,
         max_attempts: int,
+        served: Mapping[str, Any] | None = None,
     ) -> None:
+        self._served = served
         self._database = database
         self._embedder = embedder
         self._metrics = metrics
@@ -75,27 +79,32 @@ class Handler:
         self._outcomes = Outcomes(database, metrics, self.generation)
 
     async def generation(self) -> Generation:
-        """The active generation, made for our space in a database that has none.
+        """Our space's generation, made the active one in a database that has none.
 
-        Raises ConfigurationError where the database is bound to another space: vectors of two
-        spaces are never compared.
+        Raises ConfigurationError where the database has others and ours is not one of those that
+        are filled: vectors of two spaces are never compared.
         """
         if self._generation is None:
-            async with writing(self._database) as session:
-                found = await active_generation(session)
+            space = self._embedder.space
+            async with writing(self._database, most_s=_BACKFILL_S) as session:
+                active = await ensure_space(session, space, self._served)
+                filled = await filled_generations(session)
+            found = next((one for one in filled if one.space == space), None)
             if found is None:
-                async with writing(self._database, most_s=_BACKFILL_S) as session:
-                    found = await ensure_space(session, self._embedder.space)
-            if found.space != self._embedder.space:
                 msg = (
-                    f"this database is embedded with {found.space.model} in"
-                    f" {found.space.dimensions} dimensions and its prefixes, these settings name"
-                    f" {self._embedder.space.model} in {self._embedder.space.dimensions}: set"
-                    " TICKMIND_EMBEDDING_* to the same, or use another database"
+                    f"this database is embedded with {name_of(active.space)} and its prefixes,"
+                    f" these settings name {name_of(space)}: set TICKMIND_EMBEDDING_* to the same,"
+                    " or change the space with `tickmind space add`"
                 )
                 raise ConfigurationError(msg)
             self._generation = found
         return self._generation
+
+    async def claimable(self) -> bool:
+        """Whether there is a text to claim."""
+        generation = await self.generation()
+        async with self._database.reading() as session:
+            return await leases.claimable(session, generation.space_id)
 
     async def sweep(self, *, full: bool, go_on: Callable[[Swept], bool] = lambda _: True) -> None:
         """Link what is embedded already and make jobs for the rest, in short transactions.
@@ -122,7 +131,7 @@ class Handler:
                 break
         self._horizon.swept(first, last)
         if full:
-            self._metrics.pending.set(waiting)
+            self._metrics.backlog(generation.space_id, waiting)
 
     async def claim(self, *, most: int | None = None) -> list[Job]:
         """Lease the next texts, at most `most` or a request's worth; [] where there are none.

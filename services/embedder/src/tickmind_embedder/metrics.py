@@ -28,6 +28,12 @@ class Metrics:
         )
         self.pending = Gauge(
             "tickmind_embedding_backlog",
-            "Pending rows that the last full sweep saw and could not link",
+            "Pending rows that the last full sweeps saw and could not link",
             registry=registry,
         )
+        self._backlogs: dict[int, int] = {}
+
+    def backlog(self, space_id: int, waiting: int) -> None:
+        """What waits in one space; the gauge shows the sum."""
+        self._backlogs[space_id] = waiting
+        self.pending.set(sum(self._backlogs.values()))

@@ -26,4 +26,7 @@ class EmbedderSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Heal
     embedder_sweep_s: Annotated[float, Field(gt=0, le=600)] = Field(
         2.0, description="pending texts are looked for this often, hints or none"
     )
+    embedder_collect_s: Annotated[float, Field(ge=0)] = Field(
+        3600.0, description="when idle, vectors no memory uses are deleted this often; 0: never"
+    )
     embedder_listen: bool = Field(True, description="false: no hints from the broker, sweep only")

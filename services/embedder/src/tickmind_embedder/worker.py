@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections.abc import Awaitable, Callable, Sequence
 
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.store.embedding import Swept
+from tickmind.store.jobs import Job
 from tickmind.telemetry import log
 from tickmind_embedder.handler import Handler, ProviderPaused
 
@@ -25,6 +27,14 @@ _SWEEP_SHARE = 0.1
 #: Jobs are looked for this often though nobody announced any: those of a worker that died, and
 #: those whose time to be tried again has come.
 _LOOK_S = 2.0
+#: Callers that were told to come back at the same moment do so spread over this share of the wait.
+_SPREAD = 0.1
+#: While others go first, whether they still do is looked up this often.
+_YIELD_S = 0.5
+
+
+async def _nobody() -> bool:
+    return False
 
 
 class _Backoff:
@@ -45,12 +55,23 @@ class _Backoff:
 class Worker:
     """Runs one handler until stopped; what is in flight then is finished.
 
-    `fault`: why the provider is not called for now; None: it is.
+    `fault`: why the provider is not called for now; None: it is. `others_first`: whether others
+    have something to claim, and we wait; linking goes on.
     """
 
-    def __init__(self, handler: Handler, *, concurrency: int, sweep_s: float) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int,
+        sweep_s: float,
+        others_first: Callable[[], Awaitable[bool]] = _nobody,
+    ) -> None:
         self.fault: str | None = None
         self._handler = handler
+        self._others_first = others_first
+        self._under_way = 0
+        self._found_nothing = False
         self._concurrency = concurrency
         self._sweep_s = sweep_s
         self._hint = asyncio.Event()
@@ -63,6 +84,11 @@ class Worker:
     def hint(self) -> None:
         """Something was recorded: look now."""
         self._hint.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there was nothing to claim when last looked for, and no call is under way."""
+        return self._found_nothing and not self._under_way
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Raises ConfigurationError where the space is not the database's."""
@@ -118,15 +144,20 @@ class Worker:
             await _first(self._work, stop, timeout_s=_LOOK_S)
             if stop.is_set() or not (probing or self._open.is_set()):
                 continue
-            self._work.clear()  # before the claim: what is announced during it is looked for again
             try:
+                if await self._others_first():
+                    await _first(stop, stop, timeout_s=_YIELD_S)
+                    continue
+                # Before the claim: what is announced during it is looked for again.
+                self._work.clear()
                 jobs = await self._handler.claim(most=1 if probing else None)
+                self._found_nothing = not jobs
                 if jobs:
                     self._work.set()  # there may be more
                     if stop.is_set():
                         await self._handler.give_back(jobs)
                         return
-                    await self._handler.embed(jobs)
+                    await self._embed(jobs)
             except ProviderPaused as exc:
                 self._work.set()
                 if probing or self._open.is_set():  # else another caller waits for all
@@ -144,11 +175,19 @@ class Worker:
                 self._backoff.reset()
                 self._open.set()
 
+    async def _embed(self, jobs: Sequence[Job]) -> None:
+        self._under_way += 1
+        try:
+            await self._handler.embed(jobs)
+        finally:
+            self._under_way -= 1
+
     async def _pause(self, pause: ProviderPaused, stop: asyncio.Event) -> None:
         """No calls from this process until the wait is over; linking goes on."""
         self._open.clear()
         self.fault = pause.reason
-        wait_s = max(pause.wait_s or 0.0, self._backoff.next())
+        told_s = (pause.wait_s or 0.0) * (1 + _SPREAD * random.random())
+        wait_s = max(told_s, self._backoff.next())
         log(
             _logger,
             logging.WARNING,

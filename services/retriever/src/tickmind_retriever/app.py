@@ -25,18 +25,17 @@ from tickmind.broker import (
 )
 from tickmind.connecting import BROKER_ERRORS
 from tickmind.database import Database
-from tickmind.embedding import Embedder
-from tickmind.errors import TickmindError, TransientError
+from tickmind.errors import TickmindError
 from tickmind.messages import RecallReply
 from tickmind.service import App
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind_retriever.ages import Ages
 from tickmind_retriever.answers import encoded
 from tickmind_retriever.handler import Handler, Metrics
-from tickmind_retriever.query_vectors import QueryVectors
 from tickmind_retriever.replies import Replies
 from tickmind_retriever.reply_to import answerable
 from tickmind_retriever.settings import RetrieverSettings
+from tickmind_retriever.spaces import Spaces
 
 __all__ = ["create_app"]
 
@@ -53,13 +52,11 @@ def create_app(settings: RetrieverSettings) -> App:
         registry=registry,
     )
     database = Database(settings, application="tickmind-retriever")
-    embedder = Embedder(settings)
-    vectors = QueryVectors(embedder, kept=settings.retriever_cached_texts)
+    spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
     handler = Handler(
         database,
-        vectors,
+        spaces,
         Metrics(registry),
-        space=embedder.space,
         half_life_ticks=settings.retriever_half_life_ticks,
         reserve_s=settings.retriever_reserve_ms / 1000,
         parallel=max(1, settings.database_pool_size - 1),
@@ -125,7 +122,7 @@ def create_app(settings: RetrieverSettings) -> App:
 
     async def space() -> str | None:
         try:
-            await handler.generation()
+            await handler.prepare()
         except TickmindError as exc:
             return str(exc)
         return None
@@ -133,8 +130,8 @@ def create_app(settings: RetrieverSettings) -> App:
     async def work(stop: asyncio.Event) -> None:
         application = FastStream(broker, logger=None)
         try:
-            with contextlib.suppress(TransientError):  # then each recall says so
-                await handler.generation()  # settings of another space end us here
+            with contextlib.suppress(TickmindError):  # then each recall says so
+                await handler.prepare()
             if await start(application, stop):
                 await stop.wait()
                 await briefly(subscriber.stop())
@@ -144,9 +141,8 @@ def create_app(settings: RetrieverSettings) -> App:
             if not await briefly(application.stop()):
                 await briefly((await broker.connect()).close())
             await replies.close()
-            await vectors.close()
+            await spaces.close()
             await handler.close()
-            await embedder.close()
             await database.dispose()
 
     return App(
@@ -155,9 +151,10 @@ def create_app(settings: RetrieverSettings) -> App:
         checks={
             "database": database.check,
             "broker": consumer_check(broker, topology.RECALL_QUEUE),
-            "embedding": vectors.fault,
+            "embedding": spaces.fault,
             "space": space,
         },
         work=work,
         registry=registry,
+        notes={"space": spaces.note},
     )

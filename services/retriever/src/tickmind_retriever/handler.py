@@ -17,15 +17,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from tickmind.clean import is_blank
 from tickmind.database import Database
 from tickmind.decoding import decode_recall
-from tickmind.errors import ConfigurationError, InvalidMessage, TickmindError
+from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Scored, Weights
 from tickmind.messages import RecallEnvelope, RecallQuery, RecallReply
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
-from tickmind.store.spaces import Generation, Space, active_generation
+from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
-from tickmind_retriever.query_vectors import QueryVectors, Vector
+from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.sharing import Shared
+from tickmind_retriever.spaces import Spaces
 
 __all__ = ["Handler", "Metrics"]
 
@@ -79,18 +80,16 @@ class Handler:
     def __init__(
         self,
         database: Database,
-        vectors: QueryVectors,
+        spaces: Spaces,
         metrics: Metrics,
         *,
-        space: Space,
         half_life_ticks: float,
         reserve_s: float,
         parallel: int,
     ) -> None:
         self._database = database
-        self._vectors = vectors
+        self._spaces = spaces
         self._metrics = metrics
-        self._space = space
         self._half_life_ticks = half_life_ticks
         self._reserve_s = reserve_s
         self._lookups = Shared(
@@ -159,10 +158,12 @@ class Handler:
         if generation is None:
             answers.fill("embedding", "nothing is embedded yet: no embedder has run")
             return
+        # Query and memories by the same generation: a switch meanwhile is the next request's.
+        space = self._spaces.vectors(generation)
         blank = {place for place, query in answers.open() if is_blank(query.observation)}
         answers.fill("invalid", "the observation is blank: say what the agent sees", places=blank)
         queries = answers.open()
-        with self._vectors.wanted(query.observation for _, query in queries) as vectors:
+        with space.wanted(query.observation for _, query in queries) as vectors:
             # The ids are looked up while the provider thinks.
             found = await self._whom(
                 options.world, [query.agent for _, query in queries], generation
@@ -270,25 +271,20 @@ class Handler:
             )
 
     async def generation(self) -> Generation | None:
-        """The active generation, at most `_GENERATION_S` old; None: there is none yet.
-
-        Raises ConfigurationError where it is of another space than our query vectors.
-        """
+        """The active generation, at most `_GENERATION_S` old; None: there is none yet."""
         now = asyncio.get_running_loop().time()
         if self._generation is None or now >= self._generation_until:
             async with self._database.reading() as session:
                 self._generation = await active_generation(session)
             self._generation_until = now + _GENERATION_S
-        found = self._generation
-        if found is not None and found.space != self._space:
-            msg = (
-                f"this database is embedded with {found.space.model} in"
-                f" {found.space.dimensions} dimensions and its prefixes, these settings name"
-                f" {self._space.model} in {self._space.dimensions}: set TICKMIND_EMBEDDING_* to"
-                " the same"
-            )
-            raise ConfigurationError(msg)
-        return found
+        return self._generation
+
+    async def prepare(self) -> None:
+        """Make ready for the active generation's space. Raises DatabaseUnavailable, and
+        ConfigurationError where the space cannot be reached."""
+        generation = await self.generation()
+        if generation is not None:
+            self._spaces.vectors(generation)
 
     async def close(self) -> None:
         """Wait a moment for what deadlines cut off."""

@@ -9,11 +9,13 @@ from typer.core import TyperGroup
 
 from tickmind.cli import (
     asyncapi,
+    estimate,
     inspect,
     policy,
     rejects,
     removal,
     services,
+    space,
     stack,
     traffic,
 )
@@ -50,8 +52,8 @@ _ORDER = (
     *("demo", "up"),
     *("migrate", "recorder", "embedder", "retriever"),
     *("publish", "recall"),
-    *("status", "gaps", "rejects", "parked", "delete"),
-    *("policy", "asyncapi"),
+    *("status", "gaps", "rejects", "parked", "space", "delete"),
+    *("policy", "estimate", "asyncapi"),
 )
 
 
@@ -69,7 +71,10 @@ def create_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for module in (stack, services, traffic, inspect, rejects, removal, policy, asyncapi):
+    for module in (
+        *(stack, services, traffic, inspect, rejects, space, removal),
+        *(policy, estimate, asyncapi),
+    ):
         module.register(app)
     return app
 

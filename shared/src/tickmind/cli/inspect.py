@@ -13,6 +13,7 @@ from tickmind.cli.output import examples
 
 if TYPE_CHECKING:
     from tickmind.cli.queues import Depth
+    from tickmind.cli.spending import Spending
     from tickmind.settings import DatabaseSettings
     from tickmind.store.inspection import Gap, WorldStatus
     from tickmind.store.spaces import Generation
@@ -52,6 +53,7 @@ class _Status:
     worlds: list[WorldStatus]
     parked: dict[str, dict[str, int]]
     stray_rejects: int
+    spending: Spending
     queues: list[Depth] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -60,7 +62,8 @@ def status(
     world: Annotated[str | None, typer.Argument(metavar="WORLD", help="This one only.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all as JSON.")] = False,
 ) -> int:
-    """Show worlds with their memories, what waits or was given up on, and the queues."""
+    """Show worlds with their memories, what waits or was given up on, what embedding them took,
+    and the queues."""
     from tickmind.cli.output import note, print_json
     from tickmind.cli.servers import broker_settings, database_settings
 
@@ -79,6 +82,7 @@ async def _status(database: DatabaseSettings, broker: Any, world: str | None) ->
 
     from tickmind.cli.queues import depths
     from tickmind.cli.servers import open_database
+    from tickmind.cli.spending import spending
     from tickmind.errors import TickmindError
     from tickmind.store.inspection import parked_reasons, stray_rejects, world_statuses
     from tickmind.store.spaces import active_generation
@@ -95,6 +99,7 @@ async def _status(database: DatabaseSettings, broker: Any, world: str | None) ->
             worlds=worlds,
             parked=await parked_reasons(session, world),
             stray_rejects=await stray_rejects(session),
+            spending=await spending(session),
         )
     try:
         found.queues = await depths(broker())
@@ -118,6 +123,7 @@ def _status_json(found: _Status) -> dict[str, Any]:
         "embedding_space": None
         if space is None
         else {"model": space.space.model, "dimensions": space.space.dimensions},
+        "embedding": found.spending.as_json(),
         "worlds": [
             asdict(world)
             | {
@@ -163,6 +169,7 @@ def _show_status(found: _Status) -> None:
         say("", "nothing has been recorded yet: publish a trace with `tickmind publish FILE`", "")
     for line in _notes(found):
         say(line)
+    found.spending.show()
     if found.queues:
         rows = [[depth.queue, depth.ready, depth.consumers] for depth in found.queues]
         say(table(["queue", "messages ready", "consumers"], rows))

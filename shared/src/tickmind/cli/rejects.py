@@ -297,9 +297,10 @@ async def _whole(pool: Any, beginnings: list[str] | None) -> list[str]:
     from tickmind.store import inspection
 
     async with pool.reading() as session:
-        there = [row.hash for row in await inspection.parked_texts(session, most=_MOST_PARKED)]
+        parked = await inspection.parked_texts(session, most=_MOST_PARKED)
+    there = {row.hash for row in parked}  # one may be parked in two spaces
     if not beginnings:
-        return there
+        return sorted(there)
     meant = set()
     for beginning in beginnings:
         found = [hash_ for hash_ in there if hash_.startswith(beginning.lower())]

@@ -19,7 +19,7 @@ from tickmind.memory import Memory
 from tickmind.messages import MAX_BODY_BYTES
 from tickmind.policy import Policy
 
-__all__ = ["ActionTrial", "Trial", "try_policy"]
+__all__ = ["ActionTrial", "Trial", "decode_line", "try_policy"]
 
 #: Under what name decisions are counted that break the contract, and so have no action to trust.
 INVALID = "(not valid)"
@@ -117,7 +117,7 @@ def try_policy(
             for number, line in numbered(file):
                 read += len(line)
                 try:
-                    parts = _decode(number, line)
+                    parts = decode_line(number, line)
                 except InvalidMessage as exc:
                     trial.bad_lines += 1
                     warn(f"line {number}: {exc}")
@@ -133,7 +133,7 @@ def try_policy(
     return trial
 
 
-def _decode(number: int, line: bytes) -> list[DecodedTick]:
+def decode_line(number: int, line: bytes) -> list[DecodedTick]:
     """The line as the recorder would see it: a large tick comes in several messages.
 
     Raises InvalidMessage.

@@ -118,6 +118,7 @@ class LocalStack:
             "TICKMIND_AMQP_URL": self.amqp_url,
             "TICKMIND_EMBEDDING_BASE_URL": self.embedding_base_url,
             "TICKMIND_EMBEDDING_MODEL": MODEL,
+            "TICKMIND_EMBEDDING_PROFILE": "openai-compatible",
             "TICKMIND_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
             "TICKMIND_EMBEDDING_DOCUMENT_PREFIX": PASSAGE_PREFIX,
             "TICKMIND_EMBEDDING_QUERY_PREFIX": QUERY_PREFIX,

@@ -69,6 +69,8 @@ _SWEEP_SQL = """
         SELECT p.memory_id FROM pending_embedding p
         WHERE p.space_id = :space_id
           AND p.memory_id IN (SELECT memory_id FROM chunk WHERE embedded)
+          AND EXISTS (SELECT FROM index_generation g
+                      WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))
         FOR UPDATE SKIP LOCKED
     {index_mine}
     ), wanted AS (
@@ -112,14 +114,18 @@ async def sweep(session: AsyncSession, space_id: int, *, after: int, most: int) 
     return Swept(**row._asdict())
 
 
-# Blank texts come as zero vectors, which score below everything.
+# Blank texts come as zero vectors, which score below everything. Of a space that was dropped
+# meanwhile nothing is kept.
 _STORE = text("""
     INSERT INTO embedding (space_id, content_hash, vector)
-    SELECT :space_id, * FROM unnest(CAST(:hashes AS bytea[]), CAST(:vectors AS halfvec[]))
+    SELECT s.id, new.* FROM embedding_space s
+    CROSS JOIN unnest(CAST(:hashes AS bytea[]), CAST(:vectors AS halfvec[])) AS new
+    WHERE s.id = :space_id
     ON CONFLICT DO NOTHING
 """)
 # The pending rows that this statement sees become index rows, parked or not; one committed
-# meanwhile is linked in the next round.
+# meanwhile is linked in the next round. A generation that was retired meanwhile gets nothing more:
+# what is pending in it stays so.
 _LINK_SQL = """
     WITH known AS MATERIALIZED (
         SELECT content_hash FROM embedding
@@ -127,6 +133,8 @@ _LINK_SQL = """
     ), mine AS MATERIALIZED (
         SELECT memory_id FROM pending_embedding p
         WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
+          AND EXISTS (SELECT FROM index_generation g
+                      WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))
         ORDER BY memory_id FOR UPDATE
     {index_mine}
     ), finished AS (

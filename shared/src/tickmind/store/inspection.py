@@ -32,7 +32,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldStatus:
-    """One world in numbers. `kinds`: memories by kind; `parked`: pending memories given up on."""
+    """One world in numbers, in the space that recalls use. `kinds`: memories by kind; `parked`:
+    pending memories given up on."""
 
     world: str
     agents: int
@@ -50,8 +51,9 @@ _WORLDS = text("""
            (SELECT count(*) FROM pending_embedding p WHERE p.world_id = w.id AND NOT p.parked
             AND p.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
            ) AS pending,
-           (SELECT count(*) FROM pending_embedding p
-            WHERE p.world_id = w.id AND p.parked) AS parked,
+           (SELECT count(*) FROM pending_embedding p WHERE p.world_id = w.id AND p.parked
+            AND p.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
+           ) AS parked,
            (SELECT count(*) FROM reject r WHERE r.world = w.name) AS rejects,
            (SELECT min(tick) FROM tick_receipt r WHERE r.world_id = w.id) AS first_tick,
            (SELECT max(tick) FROM tick_receipt r WHERE r.world_id = w.id) AS last_tick
@@ -223,13 +225,15 @@ _PARKED = text("""
     LEFT JOIN pending_embedding p
         ON p.space_id = j.space_id AND p.content_hash = j.content_hash
     WHERE j.parked_reason IS NOT NULL
+      AND EXISTS (SELECT FROM index_generation g
+                  WHERE g.space_id = j.space_id AND g.status IN ('active', 'building'))
     GROUP BY j.space_id, j.content_hash
     ORDER BY j.parked_at, j.content_hash LIMIT :most
 """)
 
 
 async def parked_texts(session: AsyncSession, *, most: int = 100) -> list[ParkedText]:
-    """Texts given up on, oldest first."""
+    """Texts given up on, oldest first; one that is parked in two spaces comes twice."""
     rows = (await session.execute(_PARKED, {"most": most})).all()
     return [ParkedText(**row._asdict()) for row in rows]
 
@@ -240,6 +244,7 @@ _PARKED_REASONS = text("""
     JOIN embedding_job j ON j.space_id = p.space_id AND j.content_hash = p.content_hash
     JOIN world w ON w.id = p.world_id
     WHERE p.parked AND j.parked_reason IS NOT NULL
+      AND p.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
       AND (CAST(:world AS text) IS NULL OR w.name = :world)
     GROUP BY w.name, j.parked_reason ORDER BY w.name, memories DESC, reason
 """)
@@ -309,7 +314,8 @@ class Audit:
 
 _AUDIT = text("""
     WITH space AS (SELECT id AS generation_id, space_id FROM index_generation
-                   WHERE status = 'active')
+                   WHERE id = coalesce(CAST(:generation_id AS integer),
+                                       (SELECT id FROM index_generation WHERE status = 'active')))
     SELECT
         (SELECT count(*) FROM memory m CROSS JOIN space
          WHERE NOT EXISTS (SELECT FROM pending_embedding p
@@ -329,12 +335,12 @@ _AUDIT = text("""
 """)
 
 
-async def audit(session: AsyncSession) -> Audit:
-    """Check the whole database against the protocol.
+async def audit(session: AsyncSession, generation_id: int | None = None) -> Audit:
+    """Check the whole database against the protocol, for the active generation or another.
 
     `lost`: memories neither indexed nor pending; `both`: memories that are both;
-    `without_vector`: indexed memories whose text has no vector; `without_job`: parked rows whose
-    text is not.
+    `without_vector`: indexed memories whose text has no vector; `without_job`: parked rows, of any
+    space, whose text is not.
     """
-    row = (await session.execute(_AUDIT)).one()
+    row = (await session.execute(_AUDIT, {"generation_id": generation_id})).one()
     return Audit(**row._asdict())

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-__all__ = ["Claimed", "Job", "claim", "park", "release", "renew", "retry_later"]
+__all__ = ["Claimed", "Job", "claim", "claimable", "park", "release", "renew", "retry_later"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,20 @@ async def claim(
         if row.content is not None
     ]
     return Claimed(jobs=jobs, exhausted=not rows)
+
+
+_CLAIMABLE = text("""
+    SELECT EXISTS (
+        SELECT FROM embedding_job
+        WHERE space_id = :space_id AND parked_reason IS NULL
+          AND not_before <= clock_timestamp()
+          AND (lease_until IS NULL OR lease_until < clock_timestamp()))
+""")
+
+
+async def claimable(session: AsyncSession, space_id: int) -> bool:
+    """Whether there is a text to lease."""
+    return bool((await session.execute(_CLAIMABLE, {"space_id": space_id})).scalar_one())
 
 
 _RENEW = text("""

@@ -16,6 +16,7 @@ from tickmind.store.inspection import drop_parked
 __all__ = [
     "agent_memories",
     "collect_embeddings",
+    "collect_some_embeddings",
     "delete_agent",
     "delete_world",
     "give_up_parked",
@@ -103,3 +104,42 @@ async def collect_embeddings(session: AsyncSession) -> int:
     await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     await session.execute(_UNUSED_JOBS)
     return len((await session.execute(_UNUSED_EMBEDDINGS)).all())
+
+
+# One pass over what is indexed, without a lock: nearly always it finds nothing.
+_LOOK_FOR_UNUSED = text("""
+    SELECT e.space_id, e.content_hash FROM embedding e
+    WHERE NOT EXISTS (
+            SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
+            WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
+      AND NOT EXISTS (
+            SELECT FROM pending_embedding p
+            WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
+    LIMIT :most
+""")
+_COLLECT_THESE = text("""
+    DELETE FROM embedding e
+    USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
+    WHERE e.space_id = t.space_id AND e.content_hash = t.hash
+      AND NOT EXISTS (
+            SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
+            WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
+      AND NOT EXISTS (
+            SELECT FROM pending_embedding p
+            WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
+    RETURNING 1
+""")
+
+
+async def collect_some_embeddings(session: AsyncSession, *, most: int) -> int:
+    """Delete at most `most` vectors of texts no memory holds; how many. Linking waits for it only
+    where there are some."""
+    found = (await session.execute(_LOOK_FOR_UNUSED, {"most": most})).all()
+    if not found:
+        return 0
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    parameters = {
+        "space_ids": [row.space_id for row in found],
+        "hashes": [row.content_hash for row in found],
+    }
+    return len((await session.execute(_COLLECT_THESE, parameters)).all())

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import text
+from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-__all__ = ["Generation", "Space", "active_generation", "ensure_space", "refresh_mean"]
+__all__ = [
+    "Generation",
+    "Space",
+    "Status",
+    "active_generation",
+    "ensure_space",
+    "filled_generations",
+    "insert_space",
+    "keep_served",
+    "lock_out_recorders",
+    "refresh_mean",
+]
+
+#: `active`: recalls are answered from it; `building`: it is filled beside it; `retired`: it is kept
+#: as it was when another took its place, and gets nothing more; `dropping`: it is being deleted.
+Status = Literal["active", "building", "retired", "dropping"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +42,32 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Generation:
-    """One build of the recall index. `mean`: (dimensions,) float32; None while too young."""
+    """One build of the recall index. `mean`: (dimensions,) float32; None while too young.
+
+    `served`: how its space is reached, as `tickmind.serving` keeps it; None: nothing was kept.
+    """
 
     id: int
     space_id: int
     space: Space
     mean: NDArray[np.float32] | None
     mean_over: int
+    status: Status = "active"
+    served: Mapping[str, Any] | None = None
 
 
-_ACTIVE = text("""
-    SELECT g.id, g.space_id, g.mean, g.mean_over,
-           s.model, s.dimensions, s.document_prefix, s.query_prefix
+_GENERATION = """
+    SELECT g.id, g.space_id, g.status, g.mean, g.mean_over,
+           s.model, s.dimensions, s.document_prefix, s.query_prefix,
+           CAST(s.served AS text) AS served
     FROM index_generation g JOIN embedding_space s ON s.id = g.space_id
-    WHERE g.status = 'active'
-""")
+"""
+_ACTIVE = text(_GENERATION + "WHERE g.status = 'active'")
+# 'active' stands before 'building' in the alphabet, too.
+_FILLED = text(_GENERATION + "WHERE g.status IN ('active', 'building') ORDER BY g.status, g.id")
 
 
-async def active_generation(session: AsyncSession) -> Generation | None:
-    """What recalls are answered from; None: no embedder has named a space yet."""
-    row = (await session.execute(_ACTIVE)).one_or_none()
-    if row is None:
-        return None
+def _generation(row: Row[Any]) -> Generation:
     return Generation(
         id=row.id,
         space_id=row.space_id,
@@ -57,15 +79,34 @@ async def active_generation(session: AsyncSession) -> Generation | None:
         ),
         mean=np.frombuffer(row.mean, dtype="<f4").astype(np.float32) if row.mean else None,
         mean_over=row.mean_over,
+        status=row.status,
+        served=json.loads(row.served) if row.served else None,
     )
 
 
+async def active_generation(session: AsyncSession) -> Generation | None:
+    """What recalls are answered from; None: no embedder has named a space yet."""
+    row = (await session.execute(_ACTIVE)).one_or_none()
+    return _generation(row) if row is not None else None
+
+
+async def filled_generations(session: AsyncSession) -> list[Generation]:
+    """Those that memories are embedded for, the active one first."""
+    return [_generation(row) for row in (await session.execute(_FILLED)).all()]
+
+
 _INSERT_SPACE = text("""
-    INSERT INTO embedding_space (model, dimensions, document_prefix, query_prefix)
-    VALUES (:model, :dimensions, :document_prefix, :query_prefix)
+    INSERT INTO embedding_space AS s (model, dimensions, document_prefix, query_prefix, served)
+    VALUES (:model, :dimensions, :document_prefix, :query_prefix, CAST(:served AS jsonb))
     ON CONFLICT (model, dimensions, document_prefix, query_prefix)
-    DO UPDATE SET model = excluded.model
+    DO UPDATE SET served = coalesce(excluded.served, s.served)
     RETURNING id
+""")
+_KEEP_SERVED = text("""
+    UPDATE embedding_space SET served = CAST(:served AS jsonb)
+    WHERE model = :model AND dimensions = :dimensions
+      AND document_prefix = :document_prefix AND query_prefix = :query_prefix
+      AND served IS DISTINCT FROM CAST(:served AS jsonb)
 """)
 _INSERT_ACTIVE = text("""
     INSERT INTO index_generation (space_id, status, activated_at)
@@ -79,31 +120,56 @@ _BACKFILL = text("""
 """)
 
 
-async def ensure_space(session: AsyncSession, space: Space) -> Generation:
+def _columns(space: Space, served: Mapping[str, Any] | None) -> dict[str, object]:
+    return {
+        "model": space.model,
+        "dimensions": space.dimensions,
+        "document_prefix": space.document_prefix,
+        "query_prefix": space.query_prefix,
+        "served": json.dumps(served) if served is not None else None,
+    }
+
+
+async def lock_out_recorders(session: AsyncSession) -> None:
+    """Wait for every recorder's transaction in flight, and hold the next ones back until we end.
+
+    A memory is then either committed, and seen by our next statement, or recorded after us, by a
+    statement that sees what we did.
+    """
+    await session.execute(text("LOCK TABLE pending_embedding IN SHARE ROW EXCLUSIVE MODE"))
+
+
+async def insert_space(
+    session: AsyncSession, space: Space, served: Mapping[str, Any] | None
+) -> int:
+    """The space's id, made where it is new; `served` replaces what was kept, unless None."""
+    return int((await session.execute(_INSERT_SPACE, _columns(space, served))).scalar_one())
+
+
+async def keep_served(
+    session: AsyncSession, space: Space, served: Mapping[str, Any] | None
+) -> None:
+    """Keep how a space is reached, where the space is there and `served` is known."""
+    if served is not None:
+        await session.execute(_KEEP_SERVED, _columns(space, served))
+
+
+async def ensure_space(
+    session: AsyncSession, space: Space, served: Mapping[str, Any] | None = None
+) -> Generation:
     """The active generation; a database without one gets `space`, and all it holds as pending.
 
-    The lock waits for every recorder's transaction in flight and holds the next ones back for
-    the moment it takes: a memory committed before is backfilled here, one committed after reads
-    the new generation in its own insert, so none falls between.
+    A memory committed before is backfilled here, one committed after reads the new generation in
+    its own insert, so none falls between.
     """
     found = await active_generation(session)
     if found is not None:
         return found
-    await session.execute(text("LOCK TABLE pending_embedding IN SHARE ROW EXCLUSIVE MODE"))
+    await lock_out_recorders(session)
     found = await active_generation(session)  # another embedder may have been faster
     if found is not None:
         return found
-    space_id = (
-        await session.execute(
-            _INSERT_SPACE,
-            {
-                "model": space.model,
-                "dimensions": space.dimensions,
-                "document_prefix": space.document_prefix,
-                "query_prefix": space.query_prefix,
-            },
-        )
-    ).scalar_one()
+    space_id = await insert_space(session, space, served)
     await session.execute(_INSERT_ACTIVE, {"space_id": space_id})
     await session.execute(_BACKFILL, {"space_id": space_id})
     made = await active_generation(session)

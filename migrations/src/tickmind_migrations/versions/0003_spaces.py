@@ -1,0 +1,33 @@
+"""Embedding spaces that can be changed: how each is reached, and one that is being dropped.
+
+Revision ID: 0003
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+_STATUS = """
+    ALTER TABLE index_generation
+        DROP CONSTRAINT ck_index_generation_status,
+        ADD CONSTRAINT ck_index_generation_status CHECK (status IN ({}))
+"""
+
+
+def upgrade() -> None:
+    # Provider, endpoint, caps, limits, price: the provider's settings by their names, but no key.
+    # One document, since only the program reads it, as a whole, and checks it like any settings.
+    op.execute("ALTER TABLE embedding_space ADD COLUMN served jsonb")
+    op.execute(_STATUS.format("'building', 'active', 'retired', 'dropping'"))
+
+
+def downgrade() -> None:
+    op.execute("DELETE FROM index_generation WHERE status = 'dropping'")
+    op.execute(_STATUS.format("'building', 'active', 'retired'"))
+    op.execute("ALTER TABLE embedding_space DROP COLUMN served")

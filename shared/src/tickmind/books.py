@@ -1,0 +1,110 @@
+"""What was spent where no limit asks for each call: booked once in a while, not call by call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tickmind.database import Database, DatabaseUnavailable
+from tickmind.pieces import estimate_tokens
+from tickmind.store import budget as store
+from tickmind.store.budget import Purpose
+from tickmind.telemetry import log
+
+__all__ = ["Books", "TokenEstimate", "writing"]
+
+_logger = logging.getLogger("tickmind.budget")
+
+#: A process that dies takes at most this much of its bookkeeping with it.
+_BOOKED_WITHIN_S = 1.0
+#: Longest that a transaction on the budget may take: a connection may have died in silence. All
+#: are short (see benchmarks/reserve.py).
+_MOST_S = 10.0
+#: How fast the estimate of tokens follows what the provider reports, and how far it may stray.
+_LEARN, _STRAY = 0.1, 5.0
+
+
+@asynccontextmanager
+async def writing(database: Database) -> AsyncIterator[AsyncSession]:
+    """As `Database.writing`, for a transaction on the budget."""
+    try:
+        async with asyncio.timeout(_MOST_S), database.writing() as session:
+            yield session
+    except TimeoutError as exc:
+        msg = f"PostgreSQL did not answer within {_MOST_S:g} s"
+        raise DatabaseUnavailable(msg) from exc
+
+
+class TokenEstimate:
+    """Tokens of texts, corrected by what the provider reports."""
+
+    def __init__(self) -> None:
+        self._factor = 1.0
+
+    def of(self, text: str) -> int:
+        return max(1, round(estimate_tokens(text) * self._factor))
+
+    def learn(self, *, estimated: int, counted: int) -> None:
+        """A call that was estimated at so many tokens had so many."""
+        if estimated > 0:
+            drift = self._factor * (1 + _LEARN * (counted / estimated - 1))
+            self._factor = min(_STRAY, max(1 / _STRAY, drift))
+
+
+class Books:
+    """Sums of calls, on their way into the database."""
+
+    def __init__(self, database: Database, provider: str, purpose: Purpose) -> None:
+        self._database = database
+        self._provider = provider
+        self._purpose = purpose
+        self._calls = self._texts = self._tokens = 0
+        self._booking: asyncio.Task[None] | None = None
+
+    def add(self, *, texts: int, tokens: int) -> None:
+        """One call more."""
+        self._calls += 1
+        self._texts += texts
+        self._tokens += tokens
+        if self._booking is None or self._booking.done():
+            self._booking = asyncio.create_task(self._later())
+
+    async def _later(self) -> None:
+        await asyncio.sleep(_BOOKED_WITHIN_S)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Book what is not booked yet; where the database cannot, that waits for the next call."""
+        calls, texts, tokens = self._calls, self._texts, self._tokens
+        if not calls:
+            return
+        self._calls = self._texts = self._tokens = 0
+        try:
+            async with writing(self._database) as session:
+                await store.record(
+                    session,
+                    self._provider,
+                    self._purpose,
+                    calls=calls,
+                    texts=texts,
+                    tokens=tokens,
+                )
+        except (DatabaseUnavailable, SQLAlchemyError) as exc:
+            self._calls += calls
+            self._texts += texts
+            self._tokens += tokens
+            log(_logger, logging.WARNING, "not_booked", calls=calls, error=type(exc).__name__)
+
+    async def close(self) -> None:
+        """Book the rest."""
+        if self._booking is not None:
+            self._booking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._booking
+        await self.flush()

@@ -1,0 +1,267 @@
+"""Changing the model: a space filled beside the active one, and the switch.
+
+Recalls know one space at a time, the active generation's. Whatever happens here, each memory stays
+indexed or pending in every generation that is active or being filled (see `embedding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tickmind.store.embedding import LINK_LOCK
+from tickmind.store.spaces import (
+    Space,
+    Status,
+    active_generation,
+    ensure_space,
+    insert_space,
+    lock_out_recorders,
+)
+
+__all__ = [
+    "Behind",
+    "Marked",
+    "SpaceState",
+    "activate",
+    "add_space",
+    "behind",
+    "change_alone",
+    "mark_missing",
+    "refill",
+    "space_states",
+    "waiting",
+]
+
+#: Key of the advisory lock among commands that change spaces. "tm-space".
+_SPACE_LOCK = int.from_bytes(b"tm-space", "big")
+
+
+async def change_alone(session: AsyncSession) -> None:
+    """One command at a time changes spaces; the others wait for our end."""
+    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SPACE_LOCK})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceState:
+    """A space and its generation in numbers.
+
+    `pending`: memories that wait, those given up on (`parked`) left out; `embeddings`: distinct
+    texts that have a vector.
+    """
+
+    id: int
+    generation_id: int
+    status: Status
+    model: str
+    dimensions: int
+    document_prefix: str
+    query_prefix: str
+    served: Mapping[str, Any] | None
+    indexed: int
+    pending: int
+    parked: int
+    embeddings: int
+    created_at: datetime
+    activated_at: datetime | None
+
+    @property
+    def space(self) -> Space:
+        return Space(
+            model=self.model,
+            dimensions=self.dimensions,
+            document_prefix=self.document_prefix,
+            query_prefix=self.query_prefix,
+        )
+
+    @property
+    def saved(self) -> int:
+        """Indexed memories whose text was embedded for another: texts that were not sent."""
+        return max(0, self.indexed - self.embeddings)
+
+
+_STATES = text("""
+    SELECT s.id, g.id AS generation_id, g.status, s.model, s.dimensions, s.document_prefix,
+           s.query_prefix, s.served,
+           (SELECT count(*) FROM recall_index r WHERE r.generation_id = g.id) AS indexed,
+           waiting.pending, waiting.parked,
+           (SELECT count(*) FROM embedding e WHERE e.space_id = s.id) AS embeddings,
+           g.created_at, g.activated_at
+    FROM embedding_space s JOIN index_generation g ON g.space_id = s.id
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE NOT p.parked) AS pending,
+               count(*) FILTER (WHERE p.parked) AS parked
+        FROM pending_embedding p WHERE p.space_id = s.id
+    ) AS waiting
+    ORDER BY s.id, g.id
+""").columns(served=JSONB)
+
+
+async def space_states(session: AsyncSession) -> list[SpaceState]:
+    """Every space, by its id."""
+    return [SpaceState(**row._asdict()) for row in (await session.execute(_STATES)).all()]
+
+
+_STATUS = text("SELECT status FROM index_generation WHERE space_id = :space_id")
+_BUILD = text("INSERT INTO index_generation (space_id, status) VALUES (:space_id, 'building')")
+_BUILD_AGAIN = text("""
+    UPDATE index_generation SET status = 'building'
+    WHERE space_id = :space_id AND status = 'retired'
+""")
+
+
+async def add_space(
+    session: AsyncSession, space: Space, served: Mapping[str, Any] | None
+) -> tuple[int, Status]:
+    """Have a space filled beside the active one; its id and status. In a database without any it
+    is the active one at once.
+
+    Memories recorded from now on are pending in it; those of before are after `mark_missing`. A
+    space that is being dropped stays so.
+    """
+    await change_alone(session)
+    if await active_generation(session) is None:
+        await ensure_space(session, space, served)
+    await lock_out_recorders(session)
+    space_id = await insert_space(session, space, served)
+    parameters = {"space_id": space_id}
+    found = (await session.execute(_STATUS, parameters)).scalar_one_or_none()
+    if found is None:
+        await session.execute(_BUILD, parameters)
+    elif found == "retired":
+        await session.execute(_BUILD_AGAIN, parameters)
+    return space_id, (await session.execute(_STATUS, parameters)).scalar_one()
+
+
+async def refill(session: AsyncSession, space_id: int) -> None:
+    """Have a retired space filled again, as `add_space` does."""
+    await change_alone(session)
+    await lock_out_recorders(session)
+    await session.execute(_BUILD_AGAIN, {"space_id": space_id})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """One chunk of the memories: how many were looked at, and how many are pending through it.
+
+    `highest`: the last memory id looked at, to go on from.
+    """
+
+    seen: int
+    marked: int
+    highest: int
+
+
+_EXCLUDE_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
+_MARK_MISSING = text("""
+    WITH chunk AS MATERIALIZED (
+        SELECT m.id, a.world_id, m.tick, m.importance, m.content_hash
+        FROM memory m JOIN agent a ON a.id = m.agent_id
+        WHERE m.id > :after ORDER BY m.id LIMIT :most
+    ), marked AS (
+        INSERT INTO pending_embedding (memory_id, world_id, tick, space_id, importance,
+                                       content_hash)
+        SELECT c.id, c.world_id, c.tick, g.space_id, c.importance, c.content_hash
+        FROM chunk c
+        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
+        WHERE NOT EXISTS (SELECT FROM recall_index r
+                          WHERE r.memory_id = c.id AND r.generation_id = g.id)
+        ON CONFLICT DO NOTHING
+        RETURNING 1
+    )
+    SELECT count(*) AS seen, (SELECT count(*) FROM marked) AS marked,
+           coalesce(max(id), :after) AS highest
+    FROM chunk
+""")
+
+
+async def mark_missing(session: AsyncSession, space_id: int, *, after: int, most: int) -> Marked:
+    """Mark memories above the id `after` as pending where a space that is filled has none of them.
+
+    It misses no memory of before, since `add_space` waited for those in flight; one recorded since
+    is pending by itself. It may be begun anew at any time. Linking waits for the moment it takes:
+    a row that were linked meanwhile would end up indexed and pending.
+    """
+    await session.execute(_EXCLUDE_LINKS, {"key": LINK_LOCK})
+    parameters = {"space_id": space_id, "after": after, "most": most}
+    return Marked(**(await session.execute(_MARK_MISSING, parameters)).one()._asdict())
+
+
+_WAITING = text("""
+    SELECT count(*) FROM pending_embedding
+    WHERE space_id = :space_id AND NOT parked AND memory_id <= :until
+""")
+
+
+async def waiting(session: AsyncSession, space_id: int, *, until: int) -> int:
+    """How many memories up to the id `until` wait for a space, those given up on left out."""
+    found = await session.execute(_WAITING, {"space_id": space_id, "until": until})
+    return int(found.scalar_one())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """What recalls find now and would not find in another space.
+
+    `memories`: all of it; `overdue`: what was recorded before the last moments; `parked`: what was
+    given up on there.
+    """
+
+    memories: int
+    overdue: int
+    parked: int
+
+
+_BEHIND = text("""
+    SELECT count(*) AS memories,
+           count(*) FILTER (
+               WHERE m.recorded_at < clock_timestamp() - make_interval(secs => :fresh_s)
+           ) AS overdue,
+           count(*) FILTER (WHERE p.parked) AS parked
+    FROM index_generation now_used
+    JOIN recall_index r ON r.generation_id = now_used.id
+    JOIN memory m ON m.id = r.memory_id
+    LEFT JOIN pending_embedding p ON p.memory_id = m.id AND p.space_id = :space_id
+    WHERE now_used.status = 'active'
+      AND NOT EXISTS (SELECT FROM recall_index other
+                      JOIN index_generation g ON g.id = other.generation_id
+                      WHERE other.memory_id = m.id AND g.space_id = :space_id)
+""")
+
+
+async def behind(session: AsyncSession, space_id: int, *, fresh_s: float) -> Behind:
+    """What would be forgotten by activating this space now.
+
+    `fresh_s`: a memory younger than this may still be on its way without being overdue.
+    """
+    parameters = {"space_id": space_id, "fresh_s": fresh_s}
+    return Behind(**(await session.execute(_BEHIND, parameters)).one()._asdict())
+
+
+_IS_BUILDING = text("""
+    SELECT EXISTS (SELECT FROM index_generation WHERE space_id = :space_id AND status = 'building')
+""")
+_RETIRE_ACTIVE = text("UPDATE index_generation SET status = 'retired' WHERE status = 'active'")
+_ACTIVATE = text("""
+    UPDATE index_generation SET status = 'active', activated_at = clock_timestamp()
+    WHERE space_id = :space_id AND status = 'building'
+""")
+
+
+async def activate(session: AsyncSession, space_id: int) -> bool:
+    """Have recalls answered from this space; False: it is not being filled, and nothing changed.
+
+    The one before is kept as it is, and gets nothing more.
+    """
+    await change_alone(session)
+    if not (await session.execute(_IS_BUILDING, {"space_id": space_id})).scalar_one():
+        return False
+    await session.execute(_RETIRE_ACTIVE)
+    await session.execute(_ACTIVATE, {"space_id": space_id})
+    return True
