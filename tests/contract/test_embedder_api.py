@@ -257,11 +257,15 @@ async def test_throttled_call_tells_how_long_to_wait(
 
 
 @pytest.mark.parametrize("parameter", ["float", "dimensions"])
-async def test_refused_parameter_is_a_refused_request(provider: Provider, parameter: Any) -> None:
+async def test_refused_parameter_is_left_out_from_then_on(
+    provider: Provider, parameter: Any
+) -> None:
     provider.faults.add(RefuseParameter(parameter=parameter), Always())
-    async with _embedder(provider, embedding_send_dimensions=True) as embedder:
-        with pytest.raises(TextRefused):
-            await embedder.embed(TEXTS, "document")
+    both = {"embedding_send_dimensions": True, "embedding_encoding_format": "float"}
+    async with _embedder(provider, **both) as embedder:
+        for _ in range(2):
+            assert len(await embedder.embed(TEXTS, "document")) == len(TEXTS)
+    assert [call.status for call in provider.ledger.calls] == [400, 200, 200]
 
 
 async def test_reachable_provider_has_no_fault_and_is_not_billed(provider: Provider) -> None:

@@ -92,7 +92,7 @@ async def test_replicas_come_back_one_after_the_other(
     drawn = SimpleNamespace(random=lambda: next(draws))
     monkeypatch.setattr("tickmind.budget.random", drawn)  # of those who wait for the others' block
     monkeypatch.setattr("tickmind_embedder.worker._SPREAD", 0.0)
-    provider.options = ProviderOptions(native_width=64, latency_s=0.02)
+    provider.options = ProviderOptions(native_width=64, latency_s=0.4)
     provider.faults.add(Throttle(header="seconds", retry_after_s=2), Next(after=6))
     settings = embedder_settings(
         database_settings,

@@ -167,7 +167,7 @@ def test_number_in_a_quoted_text_is_no_cap() -> None:
     assert error.max_inputs is None
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405, 410])
 def test_refused_key_or_model_is_for_a_person(status: int) -> None:
     assert isinstance(refused(status), ProviderRefused)
 

@@ -31,6 +31,9 @@ DAY_QUOTA_WAIT_S = 1800.0
 QUOTA_WAIT_S = 600.0
 #: A provider that asks for more is mistaken, or means a quota.
 _LONGEST_WAIT_S = 86_400.0
+#: Refusals that time mends: a request that took too long, clashed, or came too early (RFC 9110,
+#: RFC 8470).
+_PASSING = (408, 409, 425)
 
 # "at most 100 requests can be in one batch", "maximum of 2048 inputs", "batch size 40 > maximum
 # allowed batch size 32", "batch size is invalid, it should not be larger than 10", "array too
@@ -220,7 +223,7 @@ def refusal(
         return TextRefused(
             f"the embedding API refused the request ({status})", max_inputs=cap, status=status
         )
-    if status in (401, 402, 403, 404):
+    if 400 <= status < 500 and status not in _PASSING:
         return ProviderRefused(
             f"the embedding API refused us ({status}): check TICKMIND_EMBEDDING_API_KEY,"
             " _BASE_URL and _MODEL"
