@@ -480,17 +480,22 @@ async def test_sigterm_finishes_what_is_in_flight(
     assert await counted(database, "embedding_job WHERE lease_token IS NOT NULL") == 0
 
 
-async def test_process_with_settings_of_another_space_ends_with_one_sentence(
-    database: Database, database_settings: DatabaseSettings, tmp_path: Path
+async def test_process_with_settings_of_another_space_goes_on_and_says_so(
+    database: Database, database_settings: DatabaseSettings, provider: Provider, tmp_path: Path
 ) -> None:
+    """case 15: the database says which space is filled, whatever a replica was started with."""
     await known(database, {}, Space(model="test", dimensions=32))
+    await remember(database, ["a text"])
     log = tmp_path / "log"
-    async with _process(database_settings, log) as process:
-        assert await process.wait() == 2
+    url = {"TICKMIND_EMBEDDING_BASE_URL": provider.base_url}
+    async with _process(database_settings, log, **url) as process:
+        await _none_pending(database)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
     told = log.read_text()
     assert "Traceback" not in told
-    assert "tickmind embedder: this database is embedded with test in 32 dimensions" in told
-    assert "TICKMIND_EMBEDDING_*" in told
+    assert "recalls use test in 32 dimensions" in told
+    assert await counted(database, "embedding WHERE vector_dims(vector) = 32") == 1
 
 
 async def test_sweep_can_be_ended_between_its_chunks(
