@@ -292,5 +292,5 @@ def load(settings: type[S], **overrides: Any) -> S:
         faults = []
         for error in exc.errors(include_url=False, include_input=False):
             name = PREFIX + "_".join(str(step) for step in error["loc"][:1]).upper()
-            faults.append(f"{name}: {error['msg']}")
+            faults.append(f"{name}: {error['msg'].removeprefix('Value error, ')}")
         raise ConfigurationError("; ".join(faults)) from exc
