@@ -31,6 +31,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end -}}
 
+{{/* Labels of a pod: no version among them, so that a chart that changes nothing restarts nothing. */}}
+{{- define "tickmind.podLabels" -}}
+{{ include "tickmind.selector" . }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{/* metadata of an object named <fullname>-<component>. */}}
 {{- define "tickmind.metadata" -}}
 name: {{ include "tickmind.fullname" .root }}-{{ .component }}

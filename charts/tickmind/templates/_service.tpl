@@ -26,7 +26,7 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "tickmind.labels" . | nindent 8 }}
+        {{- include "tickmind.podLabels" . | nindent 8 }}
         {{- with $values.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

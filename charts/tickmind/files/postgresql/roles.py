@@ -44,10 +44,10 @@ async def _connect(environment: Mapping[str, str], database: str) -> asyncpg.Con
 
 
 async def _run(connection: asyncpg.Connection, template: str, *values: str) -> None:
-    """Run a statement that takes no parameters: quoted by the server itself (format)."""
-    casts = ", ".join(f"${number + 1}::text" for number in range(len(values)))
-    await connection.execute(await connection.fetchval(f"SELECT format($0, {casts})".replace(
-        "$0", "'" + template.replace("'", "''") + "'"), *values))
+    """Run a statement that takes no parameters, its gaps quoted by the server itself (format)."""
+    numbers = ", ".join(f"${number}::text" for number in range(2, len(values) + 2))
+    statement = await connection.fetchval(f"SELECT format($1::text, {numbers})", template, *values)
+    await connection.execute(statement)
 
 
 async def prepare(environment: Mapping[str, str]) -> None:
