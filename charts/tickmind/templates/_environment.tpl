@@ -58,7 +58,7 @@ TICKMIND_EMBEDDING_{{ $name }}: {value: {{ include "tickmind.text" $value | quot
 TICKMIND_EMBEDDING_SEND_DIMENSIONS: {value: {{ $e.sendDimensions | quote }}}
 {{- end }}
 {{- with $e.limits }}
-TICKMIND_EMBEDDING_LIMITS: {value: {{ if kindIs "string" . }}{{ . | quote }}{{ else }}{{ toJson . | quote }}{{ end }}}
+TICKMIND_EMBEDDING_LIMITS: {value: {{ . | quote }}}
 {{- end }}
 {{- if or $e.apiKey $e.existingSecret }}
 TICKMIND_EMBEDDING_API_KEY:
