@@ -115,14 +115,16 @@ def isolated(requirements: list[str], *command: str, stdin: str = "") -> str:
     return result.stdout
 
 
-def run_helm(version: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm without the user's own repositories and plug-ins, and without a cluster."""
+def run_helm(
+    version: str, *arguments: str, kubeconfig: str = os.devnull
+) -> subprocess.CompletedProcess[str]:
+    """Run helm without the user's own repositories, plug-ins and clusters."""
     home = Path(tempfile.gettempdir()) / "tickmind-helm-home"
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
         "HELM_NO_PLUGINS": "1",
-        "KUBECONFIG": os.devnull,
+        "KUBECONFIG": kubeconfig,
     }
     try:
         return subprocess.run(
