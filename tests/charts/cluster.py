@@ -13,13 +13,18 @@ from typing import Any
 
 __all__ = ["running_cluster"]
 
-#: The resources of the default rendering, by group and version.
+#: The resources that any of the values render, by group and version.
 _KINDS = {
     "v1": {"Secret", "ConfigMap", "Service", "ServiceAccount", "Pod", "Namespace"},
     "apps/v1": {"Deployment", "StatefulSet"},
     "batch/v1": {"Job"},
     "policy/v1": {"PodDisruptionBudget"},
     "networking.k8s.io/v1": {"NetworkPolicy"},
+    "autoscaling/v2": {"HorizontalPodAutoscaler"},
+    "keda.sh/v1alpha1": {"ScaledObject", "TriggerAuthentication"},
+    "postgresql.cnpg.io/v1": {"Cluster", "Database", "Pooler"},
+    "rabbitmq.com/v1beta1": {"RabbitmqCluster", "Vhost", "User", "Permission"},
+    "monitoring.coreos.com/v1": {"ServiceMonitor", "PrometheusRule"},
 }
 
 
@@ -39,8 +44,7 @@ def _answers() -> dict[str, Any]:
     groups = [
         {
             "name": version.split("/")[0],
-            "versions": [{"groupVersion": version, "version": "v1"}],
-            "preferredVersion": {"groupVersion": version, "version": "v1"},
+            "versions": [{"groupVersion": version, "version": version.split("/")[1]}],
         }
         for version in _KINDS
         if "/" in version

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.charts.cluster import running_cluster
 from tests.charts.helm import CHART, CI_VALUES, HELMS, refusal, render, run_helm
 
 
@@ -92,6 +93,10 @@ def test_schema_refuses_what_is_wrong(version: str, sets: list[str], says: str) 
             ['rabbitmq={"mode": "external", "external": {"host": "h"}}'],
             "needs rabbitmq.users.embedder.existingSecret",
         ),
+        (
+            ['postgresql={"users": {"recorder": {"name": "other"}}}'],
+            "must be tickmind_recorder in this mode",
+        ),
         (['rabbitmq={"tls": {"enabled": true}}'], "the bundled RabbitMQ has no TLS"),
         (
             ['recorder={"autoscaling": {"type": "hpa", "minReplicas": 0}}'],
@@ -115,3 +120,31 @@ def test_values_that_do_not_go_together_are_refused_in_a_sentence(
 
 def test_global_values_of_a_parent_chart_are_taken() -> None:
     assert render("default", "global.domain=example.com", "global.storageClass=fast")
+
+
+@pytest.mark.parametrize("version", HELMS)
+@pytest.mark.parametrize("values", CI_VALUES)
+def test_notes_say_what_to_type_next_and_no_password(
+    version: str, values: str, tmp_path: Path
+) -> None:
+    arguments: tuple[str, ...] = (
+        "install",
+        "t",
+        str(CHART),
+        "--namespace",
+        "ns",
+        "--values",
+        _values(values),
+    )
+    with running_cluster([], tmp_path) as kubeconfig:  # helm 3 wants one even for this
+        arguments += ("--dry-run=client", "--disable-openapi-validation")
+        result = run_helm(version, *arguments, kubeconfig=str(kubeconfig))
+    assert result.returncode == 0, result.stderr
+    _, _, notes = result.stdout.partition("NOTES:")
+    assert "kubectl --namespace ns get pods" in notes
+    tested = values != "external-single"
+    assert ("helm test t --namespace ns" in notes) == tested
+    bundled = values in ("default", "development", "gitops", "scaled")
+    assert ("FOR TRIAL USE" in notes) == bundled
+    given = yaml.safe_load(Path(_values("scaled")).read_text(encoding="utf-8"))
+    assert given["postgresql"]["users"]["owner"]["password"] not in notes

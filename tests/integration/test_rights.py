@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -138,7 +139,7 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _S
         ),
     ]
     owner = Database(servers.database("tickmind"), application="test")
-    said = [
+    said: list[dict[str, Any]] = [
         {"agent": "bob", "action": "talk", "speech": "We sell fish", "heard_by": ["alice"]},
         {"agent": "carol", "action": "talk"},  # a reject: it says nothing
     ]

@@ -63,7 +63,7 @@ labels:
 {{- if .image.digest -}}
 @{{ .image.digest }}
 {{- else -}}
-:{{ default .root.Chart.AppVersion .image.tag }}
+:{{ include "tickmind.text" (default .root.Chart.AppVersion .image.tag) }}
 {{- end -}}
 {{- end -}}
 
