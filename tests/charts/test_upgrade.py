@@ -114,7 +114,10 @@ def test_migration_is_a_new_job_for_each_change_and_the_old_one_after_a_rollback
     names = [first, *(_job(render("default", change)) for change in changes)]
     assert len(set(names)) == len(names)
     # What has nothing to do with it starts no migration.
-    for same in ("recorder.replicas=3", "embedder.config.EMBEDDER_CONCURRENCY=4"):
+    for same in (
+        *("recorder.replicas=3", "embedder.config.EMBEDDER_CONCURRENCY=4"),
+        "postgresql.bundled.resources.limits.memory=2Gi",
+    ):
         assert _job(render("default", same)) == first
     again = run_helm(
         "4", "template", "t", str(CHART), "--namespace", "ns", "--kube-version", "1.34"
@@ -146,10 +149,18 @@ def test_pods_restart_with_their_settings_and_not_with_the_charts_version(tmp_pa
 
     old = templates(_of_version("0.1.0", "0.1.0", tmp_path))
     assert templates(_of_version("0.1.1", "0.1.0", tmp_path)) == old
-    new = templates(render("default", "rabbitmq.users.recorder.password=other"))
-    assert {name for name in old if new[name] != old[name]} == {
-        f"t-tickmind-{name}" for name in ("recorder", "embedder", "retriever", "rabbitmq")
-    }
+    for change, restarted in (
+        ("rabbitmq.users.recorder.password=other", {"recorder", "rabbitmq"}),
+        ("postgresql.users.embedder.password=other", {"embedder"}),
+        ("recorder.policy=defaults: {}", {"recorder"}),
+        ("config.LOG_LEVEL=debug", {"recorder", "embedder", "retriever"}),
+        ("postgresql.bundled.resources.limits.memory=2Gi", {"postgresql"}),
+        ("networkPolicy.enabled=false", set()),
+    ):
+        new = templates(render("default", change))
+        assert {name for name in old if new[name] != old[name]} == {
+            f"t-tickmind-{name}" for name in restarted
+        }, change
 
 
 @pytest.mark.parametrize("version", HELMS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import itertools
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -37,14 +38,17 @@ _ODD = "~,>?@:/#%&\"'\\"
 _numbers = itertools.count(1)
 
 
-def _script(path: str) -> ModuleType:
-    """A script of the chart, which is no module of ours to import."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, _FILES / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+async def _script(path: str, *arguments: str, **environment: str) -> str:
+    """Run a script of the chart as its container does; what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(_FILES / path), *arguments),
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, complained = await process.communicate()
+    assert process.returncode == 0, complained.decode()
+    return printed.decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,18 @@ class _Servers:
             amqp_vhost=self.name,
         )
 
+    def engine(self) -> dict[str, str]:
+        """The environment of an engine."""
+        broker = self.broker("engine")
+        return {
+            "TICKMIND_AMQP_HOST": broker.amqp_host,
+            "TICKMIND_AMQP_PORT": str(broker.amqp_port),
+            "TICKMIND_AMQP_USER": broker.amqp_user,
+            "TICKMIND_AMQP_PASSWORD": _ODD,
+            "TICKMIND_AMQP_VHOST": self.name,
+            "TEST_WORLD": "helm-test",
+        }
+
 
 @pytest.fixture
 async def servers(
@@ -91,9 +107,8 @@ async def servers(
     roles = ["tickmind", *RIGHTS]
     for key, role in zip(("OWNER", "RECORDER", "EMBEDDER", "RETRIEVER"), roles, strict=True):
         environment |= {f"ROLE_{key}": role, f"PASSWORD_{key}": _ODD}
-    prepare = _script("postgresql/roles.py").prepare
-    await prepare(environment)
-    await prepare(environment)  # each revision runs it anew
+    for _ in range(2):  # each revision runs it anew
+        await _script("postgresql/roles.py", **environment)
     await upgrade(made.database("tickmind"), lambda _: None)
 
     users = json.loads((_FILES / "rabbitmq/users.json").read_text(encoding="utf-8"))
@@ -101,7 +116,7 @@ async def servers(
     for user in users:
         broker |= {f"USER_{user.upper()}": f"{name}-{user}", f"PASSWORD_{user.upper()}": _ODD}
     written = state_dir / f"{name}.json"
-    written.write_text(json.dumps(_script("rabbitmq/definitions.py").definitions(users, broker)))
+    await _script("rabbitmq/definitions.py", str(written), **broker)
     await rabbitmq.rabbitmqctl("import_definitions", str(written))
     yield made
     await rabbitmq.rabbitmqctl("delete_vhost", name)
@@ -150,7 +165,11 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _S
             assert receipt.confirmed, receipt
         assert await settled(owner, "town", memories=4) == SOUND
         answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=5)
-    assert answer.status == "ok", answer
+        assert answer.status == "ok", answer
+        # And what `helm test` runs, twice.
+        for _ in range(2):
+            told = await _script("test/fish.py", **servers.engine())
+            assert "bob told me: We sell fish" in told
     await owner.dispose()
 
 

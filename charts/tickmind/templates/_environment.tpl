@@ -143,8 +143,17 @@ TICKMIND_{{ $name }}: {value: {{ include "tickmind.text" $value | quote }}}
 {{- end }}
 {{- end -}}
 
-{{/* Changes with what a pod reads at its start, passwords that were given included. Generated
-     ones do not count: they never change by themselves. */}}
+{{/* Changes with what a pod reads at its start and its template does not hold: the policy, and
+     passwords that values give. Generated ones never change by themselves.
+     (dict "root" $ "component" name) */}}
 {{- define "tickmind.checksum" -}}
-{{- toJson (dict "config" .Values.config "extraEnv" .Values.extraEnv "postgresql" .Values.postgresql "rabbitmq" .Values.rabbitmq "embedding" .Values.embedding "policy" .Values.recorder.policy) | sha256sum -}}
+{{- $values := .root.Values -}}
+{{- $key := include "tickmind.postgresql.userKey" (dict "root" .root "user" .component) -}}
+{{- $read := list (index $values.postgresql.users $key).password (index $values.rabbitmq.users .component).password -}}
+{{- if eq .component "recorder" -}}
+{{- $read = append $read $values.recorder.policy -}}
+{{- else -}}
+{{- $read = append $read $values.embedding.apiKey -}}
+{{- end -}}
+{{- toJson $read | sha256sum -}}
 {{- end -}}

@@ -54,15 +54,17 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
 _PRESENT = text("""
     SELECT r.rolname AS role, c.relname AS "table"
     FROM pg_roles r CROSS JOIN pg_class c
-    WHERE r.rolname = ANY(:roles) AND c.relnamespace = current_schema()::regnamespace
-      AND c.relkind IN ('r', 'p')
+    WHERE r.rolname = ANY(:roles) AND c.relkind IN ('r', 'p')
+      AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
     ORDER BY 1, 2
 """)
-# The schema of pgvector, where it is ours to open; else its owner has.
-_EXTENSION_SCHEMA = text("""
-    SELECT quote_ident(n.nspname)
-    FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
-    WHERE e.extname = 'vector' AND pg_has_role(n.nspowner, 'USAGE')
+# The schemas of our tables and of pgvector, where they are ours to open; else their owner has.
+_SCHEMAS = text("""
+    SELECT quote_ident(n.nspname) FROM pg_namespace n
+    WHERE pg_has_role(n.nspowner, 'USAGE')
+      AND (n.nspname = current_schema()
+           OR n.oid = (SELECT extnamespace FROM pg_extension WHERE extname = 'vector'))
+    ORDER BY 1
 """)
 
 
@@ -73,7 +75,6 @@ def grant(connection: Connection) -> None:
         rights = RIGHTS[row.role].get(row.table)
         if rights is not None:
             connection.exec_driver_sql(f"GRANT {rights} ON {row.table} TO {row.role}")
-    schema = connection.execute(_EXTENSION_SCHEMA).scalar_one_or_none()
-    for role in sorted({row.role for row in present}):
-        if schema is not None:
+    for schema in connection.execute(_SCHEMAS).scalars():
+        for role in sorted({row.role for row in present}):
             connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
