@@ -18,6 +18,7 @@ from tickmind.database import Database, pgvector_version, server_version
 from tickmind.errors import ConfigurationError
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings
+from tickmind_migrations.rights import grant
 
 __all__ = ["config", "upgrade"]
 
@@ -116,10 +117,14 @@ def _upgrade(connection: Connection, report: Callable[[str], None]) -> None:
     before = MigrationContext.configure(connection).get_current_revision()
     connection.commit()
     if before is not None and before > SCHEMA_VERSION:
+        grant(connection)
+        connection.commit()
         report(f"the schema is at {before}, newer than this release's {SCHEMA_VERSION}: kept")
         return
     command.upgrade(config(connection), SCHEMA_VERSION)
     connection.exec_driver_sql(_PLANNING)
+    # Once more, for roles that came after the tables.
+    grant(connection)
     connection.commit()
     report(
         f"the schema was at {SCHEMA_VERSION} already"

