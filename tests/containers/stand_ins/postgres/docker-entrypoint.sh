@@ -30,6 +30,7 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
     # shellcheck disable=SC2086 # arguments, to be split
     initdb --username="$user" --pwfile=<(printf '%s\n' "$password") --encoding=UTF8 \
         --locale=C.UTF-8 $(value POSTGRES_INITDB_ARGS '')
+    echo "listen_addresses = '*'" >> "$PGDATA/postgresql.conf"
     echo "host all all all scram-sha-256" >> "$PGDATA/pg_hba.conf"
     pg_ctl --wait --options="-c listen_addresses=''" start
     export PGPASSWORD="$password" POSTGRES_USER="$user" POSTGRES_DB="$database"
