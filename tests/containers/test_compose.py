@@ -197,7 +197,16 @@ async def test_five_migrations_at_once_all_succeed(compose: Compose) -> None:
     await compose(
         *("exec", "-T", "postgres", "createdb", "--username=tickmind", "fresh"),
     )
-    once = ("run", "--rm", "-T", "--no-deps", "--env", "TICKMIND_DATABASE_NAME=fresh", "migrate")
+    once = (
+        "run",
+        "--pull=never",
+        "--rm",
+        "-T",
+        "--no-deps",
+        "--env",
+        "TICKMIND_DATABASE_NAME=fresh",
+        "migrate",
+    )
     ended = await asyncio.gather(*(compose(*once, check=False) for _ in range(5)))
     assert [one.code for one in ended] == [0] * 5, [one.err for one in ended]
     database = compose.database("fresh")
