@@ -16,6 +16,7 @@ from tests.containers.engine import Engine
 from tests.e2e.documents import ROOT
 from tests.running import SOUND, eventually, settled
 from tickmind import MemoryClient
+from tickmind.database import Database
 from tickmind.local.environment import answers_ok
 
 SERVICES = ("recorder", "embedder", "retriever")
@@ -52,6 +53,28 @@ async def _recalled(client: MemoryClient, world: str, agent: str, seen: str, *, 
         return answer.fragment
 
     return await eventually(ask, bool, what=f"{agent}'s memory", timeout_s=60)
+
+
+async def _unload(project: Compose, world: str, *, crates: int) -> None:
+    """Publish so many observations, each of a text of its own."""
+    texts = [f"Crate number {n} of {world} holds {n * 7} nails" for n in range(crates)]
+    async with MemoryClient(project.amqp_url()) as client:
+        receipt = await client.publish_tick(
+            world, 1, [{"agent": "dan", "action": "observe", "text": text} for text in texts]
+        )
+    assert receipt.confirmed, receipt.reason
+
+
+async def _batches(database: Database) -> int:
+    """How many batches of texts some embedder holds a lease of."""
+    async with database.reading() as session:
+        counted = await session.execute(
+            text(
+                "SELECT count(DISTINCT lease_token) FROM embedding_job"
+                " WHERE lease_until > clock_timestamp()"
+            )
+        )
+        return int(counted.scalar_one())
 
 
 async def test_compose_says_which_passwords_are_missing(engine: Engine, tmp_path: Path) -> None:
@@ -119,30 +142,15 @@ async def test_killed_embedder_costs_nothing_among_three(compose: Compose, engin
     [server] = await compose.containers("embedding")
     database = compose.database()
 
-    async def batches() -> int:
-        async with database.reading() as session:
-            counted = await session.execute(
-                text(
-                    "SELECT count(DISTINCT lease_token) FROM embedding_job"
-                    " WHERE lease_until > clock_timestamp()"
-                )
-            )
-            return int(counted.scalar_one())
-
-    words = [f"Crate number {n} of the ship holds {n * 7} nails" for n in range(120)]
     try:
         # Nobody's call is answered while the server is paused: all three are mid-batch.
         await engine.docker("pause", server)
-        async with MemoryClient(compose.amqp_url()) as client:
-            receipt = await client.publish_tick(
-                "wharf", 1, [{"agent": "dan", "action": "observe", "text": w} for w in words]
-            )
-        assert receipt.confirmed, receipt.reason
+        await _unload(compose, "wharf", crates=120)
         # Two calls at once is each one's default.
-        await eventually(batches, lambda n: n == 6, what="batches under way")
+        await eventually(lambda: _batches(database), lambda n: n == 6, what="batches under way")
         await engine.docker("kill", "--signal", "KILL", embedders[0]["Id"])
         await engine.docker("unpause", server)
-        assert await settled(database, "wharf", memories=len(words), timeout_s=90) == SOUND
+        assert await settled(database, "wharf", memories=120, timeout_s=90) == SOUND
     finally:
         await engine.docker("unpause", server, check=False)
         await database.dispose()
@@ -212,6 +220,23 @@ async def test_five_migrations_at_once_all_succeed(compose: Compose) -> None:
     database = compose.database("fresh")
     try:
         assert await database.check() is None
+    finally:
+        await database.dispose()
+
+
+async def test_embedder_stopped_in_the_middle_of_batches_leaves_none_leased(
+    compose: Compose,
+) -> None:
+    database = compose.database()
+    try:
+        await _unload(compose, "quay", crates=200)
+        await eventually(lambda: _batches(database), bool, what="batches under way")
+        await compose("stop", "embedder")
+        [stopped] = await compose.inspected("embedder")
+        assert stopped["State"]["ExitCode"] == 0
+        assert await _batches(database) == 0
+        await compose.up()
+        assert await settled(database, "quay", memories=200, timeout_s=90) == SOUND
     finally:
         await database.dispose()
 
