@@ -15,7 +15,7 @@ from tests.containers.engine import Engine
 from tests.containers.images import IMAGE
 from tests.containers.manifests import is_hook
 from tests.running import eventually
-from tickmind import MemoryClient
+from tickmind import Answer, MemoryClient
 
 helm = pytest.importorskip("tests.charts.helm", reason="this checkout has no chart")
 
@@ -64,13 +64,15 @@ async def _fish(running: Cluster, rendered: Any) -> str:
     """What alice remembers, much later, of what bob told her."""
     async with await _client(running, rendered) as client:
 
-        async def ask() -> str:
-            answer = await client.recall(
+        async def ask() -> Answer:
+            return await client.recall(
                 "town", "alice", "Alice walks past the market", tick=200, timeout_s=5.0
             )
-            return answer.fragment
 
-        return await eventually(ask, bool, what="alice's memory", timeout_s=60)
+        found = await eventually(
+            ask, lambda answer: bool(answer.fragment), what="alice's memory", timeout_s=60
+        )
+        return found.fragment
 
 
 async def test_alice_remembers_that_the_market_sells_fish(running: Cluster, rendered: Any) -> None:

@@ -15,7 +15,7 @@ from tests.containers.compose import LOOPBACK, Compose
 from tests.containers.engine import Engine
 from tests.e2e.documents import ROOT
 from tests.running import SOUND, eventually, settled
-from tickmind import MemoryClient
+from tickmind import Answer, MemoryClient
 from tickmind.database import Database
 from tickmind.local.environment import answers_ok
 
@@ -48,11 +48,13 @@ async def _health(project: Compose, wanted: str, *services: str) -> None:
 async def _recalled(client: MemoryClient, world: str, agent: str, seen: str, *, tick: int) -> str:
     """The fragment of the first recall that is answered with something, within a minute."""
 
-    async def ask() -> str:
-        answer = await client.recall(world, agent, seen, tick=tick, timeout_s=5.0)
-        return answer.fragment
+    async def ask() -> Answer:
+        return await client.recall(world, agent, seen, tick=tick, timeout_s=5.0)
 
-    return await eventually(ask, bool, what=f"{agent}'s memory", timeout_s=60)
+    found = await eventually(
+        ask, lambda answer: bool(answer.fragment), what=f"{agent}'s memory", timeout_s=60
+    )
+    return found.fragment
 
 
 async def _unload(project: Compose, world: str, *, crates: int) -> None:
@@ -141,7 +143,6 @@ async def test_killed_embedder_costs_nothing_among_three(compose: Compose, engin
     assert len({c["Config"]["Hostname"] for c in embedders}) == 3
     [server] = await compose.containers("embedding")
     database = compose.database()
-
     try:
         # Nobody's call is answered while the server is paused: all three are mid-batch.
         await engine.docker("pause", server)
