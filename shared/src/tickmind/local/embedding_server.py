@@ -3,7 +3,8 @@
     python -m tickmind.local.embedding_server --port 8090
 
 Texts begin with the model's prefixes, `query: ` or `passage: `, as its users write them; a text
-with neither is taken as a passage. No key is asked for; it listens on loopback only.
+with neither is taken as a passage. No key is asked for; it listens on loopback, unless told
+otherwise.
 """
 
 from __future__ import annotations
@@ -242,16 +243,17 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve on loopback until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     import uvicorn
 
     parser = argparse.ArgumentParser(prog="python -m tickmind.local.embedding_server")
+    parser.add_argument("--host", default=LOOPBACK, help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, help="processor cores to use (default: all)")
     options = parser.parse_args(arguments)
     uvicorn.run(
         create_app(load_model(options.threads)),
-        host=LOOPBACK,
+        host=options.host,
         port=options.port,
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
