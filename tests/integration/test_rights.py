@@ -21,6 +21,7 @@ from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.database import Database, sqlstate
 from tickmind.local.postgres import LocalPostgres
+from tickmind.local.provider.running import Provider
 from tickmind.local.rabbitmq import LocalRabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind.tables import metadata
@@ -132,8 +133,16 @@ async def servers(
     await superuser.dispose()
 
 
-async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _Servers) -> None:
+async def test_every_service_does_its_work_with_its_own_rights_alone(
+    servers: _Servers, provider: Provider
+) -> None:
     """case 44: with passwords that no URL can hold as they are; pgvector in its own schema."""
+    metered: dict[str, Any] = {
+        "embedding_provider": "openai",
+        "embedding_base_url": provider.base_url,
+        "embedding_model": "test",
+        "embedding_limits": "3000 texts/min, 100 calls/10s",
+    }
     apps = [
         create_recorder(
             settings_for(
@@ -142,7 +151,10 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _S
         ),
         create_embedder(
             settings_for(
-                EmbedderSettings, servers.database("tickmind_embedder"), servers.broker("embedder")
+                EmbedderSettings,
+                servers.database("tickmind_embedder"),
+                servers.broker("embedder"),
+                **metered,
             )
         ),
         create_retriever(
@@ -150,6 +162,7 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(servers: _S
                 RetrieverSettings,
                 servers.database("tickmind_retriever"),
                 servers.broker("retriever"),
+                **metered,
             )
         ),
     ]

@@ -12,8 +12,16 @@ from sqlalchemy import Connection, text
 
 __all__ = ["RIGHTS", "grant"]
 
+#: Who calls the provider reserves what it takes of the fleet's budget.
+_BUDGET = {
+    "provider_budget": "SELECT, INSERT, UPDATE",
+    "provider_reservation": "SELECT, INSERT, UPDATE, DELETE",
+    "provider_ticket": "SELECT, INSERT, UPDATE, DELETE",
+    "provider_usage": "SELECT, INSERT, UPDATE",
+}
 #: By role and table. The recorder writes what it cannot read back: of a memory it sees what
-#: tells a repeated event, never a content; of vectors, nothing. The retriever writes nothing.
+#: tells a repeated event, never a content; of vectors, nothing. The retriever writes nothing but
+#: what it spends.
 RIGHTS: Mapping[str, Mapping[str, str]] = {
     "tickmind_recorder": {
         "alembic_version": "SELECT",
@@ -32,10 +40,11 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "memory": "SELECT",
         "embedding_space": "SELECT, INSERT, UPDATE",
         "index_generation": "SELECT, INSERT, UPDATE",
-        "embedding": "SELECT, INSERT",
+        "embedding": "SELECT, INSERT, DELETE",
         "pending_embedding": "SELECT, INSERT, UPDATE, DELETE",
         "embedding_job": "SELECT, INSERT, UPDATE, DELETE",
         "recall_index": "SELECT, INSERT",
+        **_BUDGET,
     },
     "tickmind_retriever": {
         "alembic_version": "SELECT",
@@ -48,6 +57,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "embedding": "SELECT",
         "pending_embedding": "SELECT",
         "recall_index": "SELECT",
+        **_BUDGET,
     },
 }
 
