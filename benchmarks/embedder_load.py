@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
-from collections.abc import AsyncIterator, Mapping
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 
@@ -22,7 +24,7 @@ from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind.store import recording
 from tickmind.store.spaces import ensure_space
 
-__all__ = ["embedder_settings", "pending_texts", "provider", "replicas", "scratch_database"]
+__all__ = ["embedder_settings", "made_texts", "pending_texts", "provider", "replicas", "scratch_database", "warmed"]
 
 #: Most words of a text; at least half as many. With their numbers texts have 60 to 120
 #: characters, as a town's talks do.
@@ -41,10 +43,11 @@ def embedder_settings(
     dimensions: int | None = None,
     max_inputs: int | None = None,
     limits: str = "",
+    sweep_s: float | None = None,
 ) -> dict[str, str]:
-    """What embedders are told, as environment variables; None: the profile's own default.
+    """What embedders are told, as environment variables; None: the default.
 
-    They sweep for work as by default, and listen to no hints: nothing is recorded meanwhile.
+    They listen to no hints, since nothing is recorded meanwhile.
     """
     told = {
         "TICKMIND_DATABASE_URL": database_url,
@@ -57,6 +60,8 @@ def embedder_settings(
         told["TICKMIND_EMBEDDING_DIMENSIONS"] = str(dimensions)
     if max_inputs is not None:
         told["TICKMIND_EMBEDDING_MAX_INPUTS"] = str(max_inputs)
+    if sweep_s is not None:
+        told["TICKMIND_EMBEDDER_SWEEP_S"] = str(sweep_s)
     return told
 
 
@@ -73,6 +78,19 @@ async def provider(
         instance=instance,
     ) as (_, port):
         yield RemoteProvider(f"http://{LOOPBACK}:{port}")
+
+
+async def warmed(api: RemoteProvider, texts: Sequence[str]) -> None:
+    """Let the provider embed these once, which costs it more than ever after, and forget it."""
+
+    def call() -> None:
+        body = json.dumps({"model": "warm", "input": list(texts)}).encode()
+        request = urllib.request.Request(f"{api.base_url}/embeddings", data=body)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as reply:
+            reply.read()
+
+    await asyncio.to_thread(call)
+    await api.reset()
 
 
 @asynccontextmanager
@@ -105,6 +123,16 @@ async def scratch_database(stack: Stack, name: str, *, template: str) -> AsyncIt
         await stack.postgres.drop_database(name)
 
 
+def made_texts(count: int) -> list[str]:
+    """So many distinct texts, the same ones every time."""
+    source = random.Random(5)
+    words = _VOCABULARY.split()
+    return [
+        f"{' '.join(source.choices(words, k=source.randint(_WORDS // 2, _WORDS)))} {number}"
+        for number in range(count)
+    ]
+
+
 async def pending_texts(url: str, settings: Mapping[str, str], count: int) -> None:
     """Record so many memories, each with a text of its own, and leave them pending in the space
     that embedders with these settings fill."""
@@ -132,18 +160,13 @@ async def pending_texts(url: str, settings: Mapping[str, str], count: int) -> No
 
 
 async def _insert_memories(url: str, agents: list[int], count: int) -> None:
-    source = random.Random(5)
-    words = _VOCABULARY.split()
+    source = random.Random(6)
     now = datetime.now(UTC)
     rows = []
-    for number in range(count):
-        picked = source.choices(words, k=source.randint(_WORDS // 2, _WORDS))
-        content = f"{' '.join(picked)} {number}"
+    for number, content in enumerate(made_texts(count)):
         hash_ = content_hash(content)
-        rows.append(
-            (agents[number % len(agents)], number, now, source.randint(1, 9), "talk", content)
-            + (hash_, hash_)
-        )
+        row = (agents[number % len(agents)], number, now, source.randint(1, 9), "talk", content)
+        rows.append((*row, hash_, hash_))
     connection = await asyncpg.connect(url)
     try:
         await connection.copy_records_to_table(

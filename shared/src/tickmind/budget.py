@@ -30,9 +30,9 @@ GUARD_S = 0.25
 KEPT_FOR_QUERIES = 0.1
 #: Fewest texts of a batch that are worth a call while more wait, as a share of it.
 _FLOOR_SHARE = 0.25
-#: Replicas that wait for the same moment come back spread over this share of the wait; and over
-#: more of it where they were told to stay away, since then no line lets in one after the other.
-_SPREAD, _SPREAD_BLOCKED = 0.05, 0.2
+#: Replicas that were told to stay away until the same moment come back spread over this share of
+#: the wait. Who waits for budget comes back on time: the line lets in one after the other.
+_SPREAD_BLOCKED = 0.2
 #: Longest sleep before asking again: a block may be lifted, a limit raised.
 _LONGEST_SLEEP_S = 5.0
 #: Answered calls of which the database does not know yet, while it is away.
@@ -166,7 +166,7 @@ class Budget:
         blocked = reason not in ("budget", "line")
         if reason == "quota":
             self.fault = "the embedding quota is used up: raise it at the provider, or wait"
-        share = _SPREAD_BLOCKED if blocked else _SPREAD
+        share = _SPREAD_BLOCKED if blocked else 0.0
         wait_s += min(wait_s, _LONGEST_SLEEP_S) * share * random.random()
         if wait_s > _LONGEST_SLEEP_S * (1 + share):
             wait_s = _LONGEST_SLEEP_S

@@ -120,9 +120,9 @@ _STATEMENTS = (
     CREATE FUNCTION tickmind_keep_ticket(
         p_provider text, p_ticket bigint, p_now timestamptz, p_wait_s float8
     ) RETURNS void LANGUAGE sql AS $$
-        -- Who does not come back in time is taken for dead.
+        -- Who does not come back in time is taken for dead. Nobody sleeps longer than 6 s.
         INSERT INTO provider_ticket (provider, ticket, alive_until)
-        VALUES (p_provider, p_ticket, p_now + make_interval(secs => p_wait_s + 2))
+        VALUES (p_provider, p_ticket, p_now + make_interval(secs => least(p_wait_s, 6) + 2))
         ON CONFLICT ON CONSTRAINT pk_provider_ticket
         DO UPDATE SET alive_until = excluded.alive_until
     $$
@@ -158,6 +158,7 @@ _STATEMENTS = (
         v_slot bigint;
         v_id bigint;
         v_never boolean := false;
+        v_back float8;
     BEGIN
         INSERT INTO provider_budget (provider) VALUES (p_provider) ON CONFLICT DO NOTHING;
         SELECT * INTO v_budget FROM provider_budget WHERE provider = p_provider FOR UPDATE;
@@ -186,10 +187,15 @@ _STATEMENTS = (
         -- The dead leave the line; who still stands before us goes first.
         IF v_ticket IS NOT NULL THEN
             DELETE FROM provider_ticket t WHERE t.provider = p_provider AND t.alive_until < v_now;
-            IF EXISTS (SELECT FROM provider_ticket t
-                       WHERE t.provider = p_provider AND t.ticket < v_ticket) THEN
-                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, 0.1);
-                RETURN QUERY SELECT 0, 0.1::float8, v_ticket, NULL::bigint, 'line'::text;
+            -- We come back just after the one before us, who may be late; the longer, the less
+            -- often we look.
+            SELECT extract(epoch FROM t.alive_until - v_now)::float8 - 2 INTO v_back
+            FROM provider_ticket t WHERE t.provider = p_provider AND t.ticket < v_ticket
+            ORDER BY t.ticket DESC LIMIT 1;
+            IF FOUND THEN
+                v_wait := greatest(v_back + 0.005, least(-v_back, 0.25), 0.01);
+                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait);
+                RETURN QUERY SELECT 0, v_wait, v_ticket, NULL::bigint, 'line'::text;
                 RETURN;
             END IF;
         END IF;
@@ -220,6 +226,8 @@ _STATEMENTS = (
                 v_never := v_never OR v_need > v_limit;
                 v_this := tickmind_free_in(p_provider, p_units[i], p_seconds[i],
                                            v_now, v_used - (v_limit - v_need));
+                -- Estimates are high: calls under way may leave room as soon as they are answered.
+                IF p_units[i] = 'tokens' THEN v_this := least(v_this, 0.25); END IF;
                 IF v_this > v_wait THEN v_wait := v_this; END IF;
             END IF;
             v_fits := least(v_fits, v_here);
