@@ -40,14 +40,10 @@ _DONE = "DELETE FROM pending_embedding WHERE space_id = $1 AND memory_id = ANY($
 _Rows = Sequence[asyncpg.Record]
 
 
-async def _embed(
-    client: httpx2.AsyncClient, model: str, texts: Sequence[str]
-) -> list[HalfVector]:
+async def _embed(client: httpx2.AsyncClient, model: str, texts: Sequence[str]) -> list[HalfVector]:
     response = await client.post("embeddings", json={"model": model, "input": texts})
     response.raise_for_status()
-    vectors = np.asarray(
-        [item["embedding"] for item in response.json()["data"]], dtype=np.float32
-    )
+    vectors = np.asarray([item["embedding"] for item in response.json()["data"]], dtype=np.float32)
     return [HalfVector(vector) for vector in vectors]
 
 

@@ -155,7 +155,9 @@ def _texts(chosen: LimitSet, windows: int) -> int:
 
 async def _begun(api: RemoteProvider) -> None:
     async with asyncio.timeout(_FIRST_CALL_S):
-        while not (await api.totals()).texts_billed:
+        while True:
+            if (await api.totals()).texts_billed:
+                return
             await asyncio.sleep(_LOOK_S)
 
 

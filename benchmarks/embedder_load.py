@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import asyncpg
 from pydantic import SecretStr
@@ -24,7 +25,15 @@ from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind.store import recording
 from tickmind.store.spaces import ensure_space
 
-__all__ = ["embedder_settings", "made_texts", "pending_texts", "provider", "replicas", "scratch_database", "warmed"]
+__all__ = [
+    "embedder_settings",
+    "made_texts",
+    "pending_texts",
+    "provider",
+    "replicas",
+    "scratch_database",
+    "warmed",
+]
 
 #: Most words of a text; at least half as many. With their numbers texts have 60 to 120
 #: characters, as a town's talks do.
@@ -34,6 +43,8 @@ _VOCABULARY = (
     " nobody saw who took our boat across river before winter came with heavy snow so we stay"
 )
 _AGENTS = 100
+_COLUMNS = ("agent_id", "tick", "recorded_at", "importance", "kind", "content", "content_hash")
+_COLUMNS += ("event_key",)
 
 
 def embedder_settings(
@@ -146,13 +157,12 @@ async def pending_texts(url: str, settings: Mapping[str, str], count: int) -> No
             names = [(world_id, f"agent-{number:03}") for number in range(_AGENTS)]
             agents = list((await recording.ensure_agents(session, names)).values())
         await _insert_memories(url, agents, count)
-        space = EmbeddingSettings(
-            **{
-                name.removeprefix("TICKMIND_").lower(): value
-                for name, value in settings.items()
-                if name.startswith("TICKMIND_EMBEDDING_")
-            }
-        )
+        given: dict[str, Any] = {
+            name.removeprefix("TICKMIND_").lower(): value
+            for name, value in settings.items()
+            if name.startswith("TICKMIND_EMBEDDING_")
+        }
+        space = EmbeddingSettings(**given)
         async with database.writing() as session:  # a new space takes all there is as pending
             await ensure_space(session, space_of(space), served_by(space))
     finally:
@@ -172,8 +182,7 @@ async def _insert_memories(url: str, agents: list[int], count: int) -> None:
         await connection.copy_records_to_table(
             "memory",
             records=rows,
-            columns=["agent_id", "tick", "recorded_at", "importance", "kind", "content"]
-            + ["content_hash", "event_key"],
+            columns=_COLUMNS,
         )
         await connection.execute("ANALYZE memory")
     finally:

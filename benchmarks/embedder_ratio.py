@@ -85,6 +85,7 @@ async def _round(
                 await asyncio.sleep(_LOOK_S)
             clocks = [CpuClock(pid) for pid in (child.pid, stack.postgres.pid)]
             while await connection.fetchval("SELECT EXISTS (SELECT FROM pending_embedding)"):
+                _check_runs(child)
                 await asyncio.sleep(_LOOK_S)
             ended = time.monotonic()
             worker_s, postgres_s = (clock.seconds() for clock in clocks)
