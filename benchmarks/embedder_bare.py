@@ -19,6 +19,7 @@ import httpx2
 import numpy as np
 from pgvector import HalfVector
 from pgvector.asyncpg import register_vector
+from pydantic_core import from_json
 
 _PENDING = """
     SELECT m.id, p.space_id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash,
@@ -39,11 +40,15 @@ _DONE = "DELETE FROM pending_embedding WHERE space_id = $1 AND memory_id = ANY($
 
 _Rows = Sequence[asyncpg.Record]
 
+_open: list[asyncpg.Connection[asyncpg.Record]] = []
+
 
 async def _embed(client: httpx2.AsyncClient, model: str, texts: Sequence[str]) -> list[HalfVector]:
     response = await client.post("embeddings", json={"model": model, "input": texts})
     response.raise_for_status()
-    vectors = np.asarray([item["embedding"] for item in response.json()["data"]], dtype=np.float32)
+    vectors = np.asarray(
+        [item["embedding"] for item in from_json(response.content)["data"]], dtype=np.float32
+    )
     return [HalfVector(vector) for vector in vectors]
 
 
@@ -65,7 +70,8 @@ async def _caller(
                 generation, ids, importances, cores, agents, ticks, kinds, hashes
             )
             await statements[2].fetch(spaces[0], ids)
-    await connection.close()
+    # Its connection stays open: the server's clocks are read after.
+    _open.append(connection)
 
 
 async def _run(options: argparse.Namespace) -> None:
