@@ -44,15 +44,16 @@ __all__ = ["Options", "run"]
 class Options:
     """How much is measured.
 
-    `together`: sets of limits measured at the same time, each with a fleet, a provider and a
-    database of its own. `rounds`: by the provider's latency in seconds, texts and rounds.
+    `processes`: embedders that run at once; as many sets of limits are measured at the same time,
+    each with a fleet, a provider and a database of its own. `rounds`: by the provider's latency in
+    seconds, texts and rounds.
     """
 
     time_scale: float = 0.2
     windows: int = 5
     replicas: tuple[int, ...] = (1, 2, 4, 8)
     killed: int = 8
-    together: int = 4
+    processes: int = 16
     rounds: tuple[tuple[float, int, int], ...] = ((0.0, 4000, 5), (0.3, 1600, 3))
     reserving: tuple[int, ...] = (1, 8)
     reserving_s: float = 8.0
@@ -94,8 +95,9 @@ async def _budgets(
     fleets = [(count, False) for count in options.replicas] + [(options.killed, True)]
     for count, kill in fleets:
         measured: dict[str, Found] = {}
-        for first in range(0, len(SETS), options.together):
-            chosen = SETS[first : first + options.together]
+        together = max(1, options.processes // count)
+        for first in range(0, len(SETS), together):
+            chosen = SETS[first : first + together]
             measured |= await _fleets(stack, chosen, options, count, kill, report)
         name = f"{count}_killed" if kill else str(count)
         worst = min(one.used for one in measured.values())

@@ -43,8 +43,8 @@ _VOCABULARY = (
     " nobody saw who took our boat across river before winter came with heavy snow so we stay"
 )
 _AGENTS = 100
-_COLUMNS = ("agent_id", "tick", "recorded_at", "importance", "kind", "content", "content_hash")
-_COLUMNS += ("event_key",)
+_COLUMNS = ["agent_id", "tick", "recorded_at", "importance", "kind", "content", "content_hash"]
+_COLUMNS += ["event_key"]
 
 
 def embedder_settings(
