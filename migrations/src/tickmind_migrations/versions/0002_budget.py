@@ -125,9 +125,10 @@ _STATEMENTS = (
         p_provider text, p_ticket bigint, p_now timestamptz, p_wait_s float8,
         p_calls integer, p_texts integer, p_tokens bigint
     ) RETURNS void LANGUAGE sql AS $$
-        -- Who does not come back in time is taken for dead. Nobody sleeps longer than 6 s.
+        -- Who does not come back within half a second is taken for dead, and has its place again
+        -- where it is not. Nobody sleeps longer than 6 s.
         INSERT INTO provider_ticket (provider, ticket, alive_until, calls, texts, tokens)
-        VALUES (p_provider, p_ticket, p_now + make_interval(secs => least(p_wait_s, 6) + 2),
+        VALUES (p_provider, p_ticket, p_now + make_interval(secs => least(p_wait_s, 6) + 0.5),
                 p_calls, p_texts, p_tokens)
         ON CONFLICT ON CONSTRAINT pk_provider_ticket
         DO UPDATE SET alive_until = excluded.alive_until
@@ -245,7 +246,7 @@ _STATEMENTS = (
         IF v_fits < p_floor AND v_before > 0 AND NOT v_never THEN
             -- We come back just after the one before us, who may be late; the longer, the less
             -- often we look.
-            SELECT extract(epoch FROM t.alive_until - v_now)::float8 - 2 INTO v_back
+            SELECT extract(epoch FROM t.alive_until - v_now)::float8 - 0.5 INTO v_back
             FROM provider_ticket t WHERE t.provider = p_provider AND t.ticket < v_ticket
             ORDER BY t.ticket DESC LIMIT 1;
             v_wait := greatest(v_back + 0.005, least(-v_back, 0.25), 0.01);
