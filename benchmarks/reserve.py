@@ -1,6 +1,6 @@
 """What the fleet's budget costs the database: reservations a second, and how long each takes.
 
-    python -m benchmarks.reserve [--replicas 8] [--seconds 10]
+A part of `embedder`; `python -m benchmarks.reserve [--replicas 8] [--seconds 10]` runs it alone.
 
 Each replica is a process of its own that reserves a call of 100 texts and settles it, at once and
 again and again, under limits that let it. PostgreSQL keeps its data safe, as in production. The
@@ -13,21 +13,22 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 from pydantic import SecretStr
 
+from benchmarks.embedder_load import scratch_database
+from benchmarks.stack import Stack, running_stack
 from tickmind.budget import Budget
 from tickmind.database import Database
 from tickmind.limits import parse_limits
-from tickmind.local.postgres import running_postgres
+from tickmind.local.postgres import DATABASE
 from tickmind.settings import DatabaseSettings
-from tickmind_migrations import upgrade
+
+__all__ = ["measure_reservations"]
 
 #: Never reached; three windows to sum over, as a provider with a sub-window has them.
 _LIMITS = "100M texts/min, 1000M tokens/min, 100M texts/10s"
@@ -56,50 +57,43 @@ async def _replica(url: str, seconds: float) -> None:
     print(json.dumps({"reserve": reserves, "settle": settles}))
 
 
-async def _measured(url: str, replicas: int, seconds: float) -> dict[str, float]:
-    processes = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "benchmarks.reserve",
-            "--replica",
-            "--seconds",
-            str(seconds),
-            env=os.environ | {"BENCH_DATABASE_URL": url},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for _ in range(replicas)
+async def measure_reservations(
+    stack: Stack, replicas: int, seconds: float
+) -> list[tuple[str, float, str]]:
+    """Figures of so many processes that reserve and settle for so long: name, value, unit."""
+    async with scratch_database(stack, f"reserve_{replicas}", template=DATABASE) as url:
+        processes = [
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "benchmarks.reserve",
+                "--replica",
+                "--seconds",
+                str(seconds),
+                env=os.environ | {"BENCH_DATABASE_URL": url},
+                cwd=Path(__file__).parents[1],
+                stdout=asyncio.subprocess.PIPE,
+            )
+            for _ in range(replicas)
+        ]
+        outputs = await asyncio.gather(*(process.communicate() for process in processes))
+    told = [json.loads(output) for output, _ in outputs]
+    reserves = [ms for one in told for ms in one["reserve"]]
+    settles = [ms for one in told for ms in one["settle"]]
+    return [
+        ("reservations_per_s", len(reserves) / seconds, "1/s"),
+        ("reserve_ms_p50", float(np.percentile(reserves, 50)), "ms"),
+        ("reserve_ms_p99", float(np.percentile(reserves, 99)), "ms"),
+        ("settle_ms_p50", float(np.percentile(settles, 50)), "ms"),
+        ("settle_ms_p99", float(np.percentile(settles, 99)), "ms"),
     ]
-    reserves: list[float] = []
-    settles: list[float] = []
-    for output, _ in await asyncio.gather(*(process.communicate() for process in processes)):
-        told = json.loads(output)
-        reserves += told["reserve"]
-        settles += told["settle"]
-    return {
-        "replicas": replicas,
-        "reservations_per_s": round(len(reserves) / seconds, 1),
-        "reserve_ms_p50": round(float(np.percentile(reserves, 50)), 2),
-        "reserve_ms_p99": round(float(np.percentile(reserves, 99)), 2),
-        "settle_ms_p50": round(float(np.percentile(settles, 50)), 2),
-        "settle_ms_p99": round(float(np.percentile(settles, 99)), 2),
-    }
 
 
 async def _main(replicas: int, seconds: float) -> None:
-    # Where PostgreSQL's system user can reach it.
-    directory = Path(tempfile.mkdtemp(prefix="tickmind-bench-", dir="/var/tmp"))
-    directory.chmod(0o755)
-    try:
-        async with running_postgres(directory / "postgres", durable=True) as server:
-            for count in sorted({1, replicas}):
-                name = f"reserve_{count}"
-                await server.create_database(name)
-                url = server.database_url(name)
-                await upgrade(DatabaseSettings(database_url=SecretStr(url)), lambda _: None)
-                print(json.dumps(await _measured(url, count, seconds)))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    async with running_stack() as stack:
+        for count in sorted({1, replicas}):
+            figures = await measure_reservations(stack, count, seconds)
+            print(json.dumps({"replicas": count} | {name: value for name, value, _ in figures}))
 
 
 if __name__ == "__main__":

@@ -54,13 +54,18 @@ class Stack:
         }
 
     @asynccontextmanager
-    async def service(self, name: str, settings: Mapping[str, str]) -> AsyncIterator[int]:
+    async def service(
+        self, name: str, settings: Mapping[str, str], *, instance: str = ""
+    ) -> AsyncIterator[int]:
         """A service of tickmind as a process, once it is ready; its pid.
 
-        `settings`: TICKMIND_… variables; else it has its defaults.
+        `settings`: TICKMIND_… variables; else it has its defaults. `instance`: tells processes of
+        one service that run at the same time apart.
         """
         told = {**self.service_settings, **settings}
-        async with self.server(f"tickmind_{name}", settings=told, path="/readyz") as (pid, _):
+        async with self.server(
+            f"tickmind_{name}", settings=told, path="/readyz", instance=instance
+        ) as (pid, _):
             yield pid
 
     @asynccontextmanager
@@ -71,6 +76,7 @@ class Stack:
         *,
         settings: Mapping[str, str],
         path: str,
+        instance: str = "",
     ) -> AsyncIterator[tuple[int, int]]:
         """A module that serves HTTP, as a process; (its pid, its port) once `path` answers.
 
@@ -79,7 +85,7 @@ class Stack:
         port = free_port()
         told = {**settings, "TICKMIND_HEALTH_PORT": str(port)}
         filled = [argument.replace("{port}", str(port)) for argument in arguments]
-        child = self._child(module, filled, told)
+        child = self._child(module, filled, told, instance)
         try:
             await child.start()
             await child.ready(lambda: answers_ok(port, path), timeout_s=_READY_S)
@@ -100,15 +106,18 @@ class Stack:
         finally:
             await uninterrupted(child.stop())
 
-    def _child(self, module: str, arguments: Sequence[str], settings: Mapping[str, str]) -> Child:
+    def _child(
+        self, module: str, arguments: Sequence[str], settings: Mapping[str, str], instance: str = ""
+    ) -> Child:
+        name = f"{module}-{instance}" if instance else module
         return Child(
             Command(
-                name=module,
+                name=name,
                 argv=(sys.executable, "-m", module, *arguments),
                 env=child_environment(settings),
                 cwd=Path(__file__).parents[1],
-                log_path=self.state_dir / f"{module}.log",
-                pid_path=self.state_dir / f"child-{module}.pid",
+                log_path=self.state_dir / f"{name}.log",
+                pid_path=self.state_dir / f"child-{name}.pid",
             )
         )
 

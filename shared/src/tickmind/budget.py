@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections import deque
 from collections.abc import Sequence
@@ -30,9 +31,9 @@ GUARD_S = 0.25
 KEPT_FOR_QUERIES = 0.1
 #: Fewest texts of a batch that are worth a call while more wait, as a share of it.
 _FLOOR_SHARE = 0.25
-#: Replicas that wait for the same moment come back spread over this share of the wait; and over
-#: more of it where they were told to stay away, since then no line lets in one after the other.
-_SPREAD, _SPREAD_BLOCKED = 0.05, 0.2
+#: Replicas that were told to stay away until the same moment come back spread over this share of
+#: the wait. Who waits for budget comes back on time: the line lets in one after the other.
+_SPREAD_BLOCKED = 0.2
 #: Longest sleep before asking again: a block may be lifted, a limit raised.
 _LONGEST_SLEEP_S = 5.0
 #: Answered calls of which the database does not know yet, while it is away.
@@ -43,13 +44,15 @@ _MOST_OWED = 1000
 class Reserved:
     """One call that may be made now with the first `texts` of those asked for.
 
-    `id`: its reservation; None where no limit asked for one. `tokens`: the estimate.
+    `id`: its reservation; None where no limit asked for one. `tokens`: the estimate. `until`: of
+    the loop's clock, when it is too late to make the call.
     """
 
     id: int | None
     texts: int
     tokens: int
     used: bool = False
+    until: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,13 @@ class Budget:
         ticket: int | None = None
         while not self._stop.is_set():
             if self._limits:
-                grant, late = await self._ask(tokens, floor=floor, ticket=ticket)
-                if grant.reservation is not None and not late:
+                grant, until = await self._ask(tokens, floor=floor, ticket=ticket)
+                if grant.reservation is not None and until is not None:
                     self.fault = None
                     granted = sum(tokens[: grant.texts])
-                    return Reserved(id=grant.reservation, texts=grant.texts, tokens=granted)
+                    return Reserved(
+                        id=grant.reservation, texts=grant.texts, tokens=granted, until=until
+                    )
                 if grant.reason == "never":
                     if floor > 1 and elastic:
                         floor = 1
@@ -133,8 +138,8 @@ class Budget:
 
     async def _ask(
         self, tokens: Sequence[int], *, floor: int, ticket: int | None
-    ) -> tuple[Grant, bool]:
-        """A grant, and whether it came too late to be used and was given back."""
+    ) -> tuple[Grant, float | None]:
+        """A grant, and until when it may be used; None: it came too late and was given back."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         async with writing(self._database) as session:
@@ -150,12 +155,13 @@ class Budget:
                 ticket=ticket,
             )
         # Measured from the asking: when within that time it was granted, we cannot know.
-        late = grant.reservation is not None and loop.time() - asked_at > self._guard_s * 0.8
-        if late and grant.reservation is not None:
+        until = asked_at + self._guard_s * 0.8
+        if grant.reservation is not None and loop.time() > until:
             async with writing(self._database) as session:
                 await store.give_back(session, grant.reservation)
             log(_logger, logging.INFO, "late_grant_dropped")
-        return grant, late
+            return grant, None
+        return grant, until
 
     async def _blocked(self) -> tuple[float, str | None]:
         """Seconds that nobody is to call, and why."""
@@ -166,7 +172,7 @@ class Budget:
         blocked = reason not in ("budget", "line")
         if reason == "quota":
             self.fault = "the embedding quota is used up: raise it at the provider, or wait"
-        share = _SPREAD_BLOCKED if blocked else _SPREAD
+        share = _SPREAD_BLOCKED if blocked else 0.0
         wait_s += min(wait_s, _LONGEST_SLEEP_S) * share * random.random()
         if wait_s > _LONGEST_SLEEP_S * (1 + share):
             wait_s = _LONGEST_SLEEP_S

@@ -17,6 +17,7 @@ import httpx2
 import numpy as np
 import openai
 from numpy.typing import NDArray
+from pydantic_core import from_json
 
 from tickmind.errors import (
     ConfigurationError,
@@ -105,7 +106,8 @@ class OpenAIProvider:
             cause = type(exc.__cause__ or exc).__name__
             msg = f"the connection to the embedding API at {self._host} failed ({cause})"
             raise CallFailed(msg) from exc
-        error = error_in(response.content)
+        # Looked for first: reading an answer of a hundred vectors twice takes longer than the rest.
+        error = error_in(response.content) if b'"error"' in response.content else None
         code = error.get("code") if error else None
         if isinstance(code, int) and code >= 400:  # an error under status 200
             raise self._refused(code, response, texts, body)
@@ -150,6 +152,15 @@ class OpenAIProvider:
         await self._client.close()
 
 
+def _read_json(body: bytes) -> Any:
+    """Ten times as fast as Python's own reader, which takes some bodies (a byte-order mark) that
+    this one does not. Raises ValueError, RecursionError."""
+    try:
+        return from_json(body)
+    except ValueError:
+        return json.loads(body)
+
+
 def _usage(reply: Any) -> int | None:
     """Tokens that the provider says it counted."""
     usage = reply.get("usage") if isinstance(reply, dict) else None
@@ -172,7 +183,7 @@ def read_reply(body: bytes, *, expected: int) -> Reply:
     CallFailed for what is no reply at all: a proxy's page, an error under status 200.
     """
     try:
-        reply = json.loads(body)
+        reply = _read_json(body)
     except (ValueError, RecursionError) as exc:
         msg = "the embedding API's answer is not JSON"
         raise CallFailed(msg) from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
@@ -109,7 +110,9 @@ class MeteredProvider:
         tokens = [self._budget.estimate(text) for text in texts]
         reserved = _prepaid.get()
         if reserved is not None and not reserved.used:
-            if reserved.texts >= len(texts):
+            # A busy process may come to its call only when the guard has run out.
+            in_time = asyncio.get_running_loop().time() <= reserved.until
+            if in_time and reserved.texts >= len(texts):
                 reserved.used = True
                 reserved.texts = len(texts)
                 reserved.tokens = min(reserved.tokens, sum(tokens))

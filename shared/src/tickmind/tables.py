@@ -279,6 +279,10 @@ provider_ticket = Table(
     _provider(),
     Column("ticket", BigInteger, nullable=False),
     Column("alive_until", DateTime(timezone=True), nullable=False),
+    # What is waited for, in full.
+    Column("calls", Integer, nullable=False),
+    Column("texts", Integer, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
     PrimaryKeyConstraint("provider", "ticket"),
 )
 

@@ -53,6 +53,10 @@ _STATEMENTS = (
             REFERENCES provider_budget ON DELETE CASCADE,
         ticket bigint NOT NULL,
         alive_until timestamptz NOT NULL,
+        -- What is waited for, in full.
+        calls integer NOT NULL,
+        texts integer NOT NULL,
+        tokens bigint NOT NULL,
         CONSTRAINT pk_provider_ticket PRIMARY KEY (provider, ticket)
     )
     """,
@@ -118,11 +122,14 @@ _STATEMENTS = (
     """,
     """
     CREATE FUNCTION tickmind_keep_ticket(
-        p_provider text, p_ticket bigint, p_now timestamptz, p_wait_s float8
+        p_provider text, p_ticket bigint, p_now timestamptz, p_wait_s float8,
+        p_calls integer, p_texts integer, p_tokens bigint
     ) RETURNS void LANGUAGE sql AS $$
-        -- Who does not come back in time is taken for dead.
-        INSERT INTO provider_ticket (provider, ticket, alive_until)
-        VALUES (p_provider, p_ticket, p_now + make_interval(secs => p_wait_s + 2))
+        -- Who does not come back within half a second is taken for dead, and has its place again
+        -- where it is not. Nobody sleeps longer than 6 s.
+        INSERT INTO provider_ticket (provider, ticket, alive_until, calls, texts, tokens)
+        VALUES (p_provider, p_ticket, p_now + make_interval(secs => least(p_wait_s, 6) + 0.5),
+                p_calls, p_texts, p_tokens)
         ON CONFLICT ON CONSTRAINT pk_provider_ticket
         DO UPDATE SET alive_until = excluded.alive_until
     $$
@@ -158,11 +165,18 @@ _STATEMENTS = (
         v_slot bigint;
         v_id bigint;
         v_never boolean := false;
+        v_back float8;
+        v_asked bigint;
+        v_before bigint := 0;
+        v_calls_before bigint := 0;
+        v_texts_before bigint := 0;
+        v_tokens_before bigint := 0;
     BEGIN
         INSERT INTO provider_budget (provider) VALUES (p_provider) ON CONFLICT DO NOTHING;
         SELECT * INTO v_budget FROM provider_budget WHERE provider = p_provider FOR UPDATE;
         -- Only now: the lock may have been waited for.
         v_now := clock_timestamp();
+        SELECT coalesce(sum(t), 0) INTO v_asked FROM unnest(p_tokens) AS wanted (t);
 
         IF p_purpose = 'queries' THEN
             IF v_budget.recall_until IS NULL OR v_budget.recall_until < v_now + interval '30 s' THEN
@@ -177,21 +191,21 @@ _STATEMENTS = (
         IF v_budget.blocked_until > v_now THEN
             v_wait := extract(epoch FROM v_budget.blocked_until - v_now);
             IF v_ticket IS NOT NULL THEN
-                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait);
+                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait,
+                                             p_calls, v_texts, v_asked);
             END IF;
             RETURN QUERY SELECT 0, v_wait, v_ticket, NULL::bigint, v_budget.blocked_reason;
             RETURN;
         END IF;
 
-        -- The dead leave the line; who still stands before us goes first.
+        -- The dead leave the line. Who still stands before us goes first: what they wait for is
+        -- theirs, and only what is left beside it may be ours already.
         IF v_ticket IS NOT NULL THEN
             DELETE FROM provider_ticket t WHERE t.provider = p_provider AND t.alive_until < v_now;
-            IF EXISTS (SELECT FROM provider_ticket t
-                       WHERE t.provider = p_provider AND t.ticket < v_ticket) THEN
-                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, 0.1);
-                RETURN QUERY SELECT 0, 0.1::float8, v_ticket, NULL::bigint, 'line'::text;
-                RETURN;
-            END IF;
+            SELECT count(*), coalesce(sum(t.calls), 0), coalesce(sum(t.texts), 0),
+                   coalesce(sum(t.tokens), 0)
+            INTO v_before, v_calls_before, v_texts_before, v_tokens_before
+            FROM provider_ticket t WHERE t.provider = p_provider AND t.ticket < v_ticket;
         END IF;
 
         FOR i IN 1 .. cardinality(p_seconds) LOOP
@@ -199,7 +213,9 @@ _STATEMENTS = (
             IF p_purpose <> 'queries' AND v_budget.recall_until > v_now THEN
                 v_limit := v_limit * (1 - p_kept);
             END IF;
-            v_used := tickmind_used(p_provider, p_units[i], p_seconds[i], v_now);
+            v_used := tickmind_used(p_provider, p_units[i], p_seconds[i], v_now)
+                + CASE p_units[i] WHEN 'calls' THEN v_calls_before WHEN 'texts' THEN v_texts_before
+                                  ELSE v_tokens_before END;
             -- How many of the texts wanted fit in here.
             IF p_units[i] = 'calls' THEN
                 v_here := CASE WHEN v_used + p_calls <= v_limit THEN v_texts ELSE 0 END;
@@ -220,16 +236,31 @@ _STATEMENTS = (
                 v_never := v_never OR v_need > v_limit;
                 v_this := tickmind_free_in(p_provider, p_units[i], p_seconds[i],
                                            v_now, v_used - (v_limit - v_need));
+                -- Estimates are high: calls under way may leave room as soon as they are answered.
+                IF p_units[i] = 'tokens' THEN v_this := least(v_this, 0.25); END IF;
                 IF v_this > v_wait THEN v_wait := v_this; END IF;
             END IF;
             v_fits := least(v_fits, v_here);
         END LOOP;
 
+        IF v_fits < p_floor AND v_before > 0 AND NOT v_never THEN
+            -- We come back just after the one before us, who may be late; the longer, the less
+            -- often we look.
+            SELECT extract(epoch FROM t.alive_until - v_now)::float8 - 0.5 INTO v_back
+            FROM provider_ticket t WHERE t.provider = p_provider AND t.ticket < v_ticket
+            ORDER BY t.ticket DESC LIMIT 1;
+            v_wait := greatest(v_back + 0.005, least(-v_back, 0.25), 0.01);
+            PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait,
+                                         p_calls, v_texts, v_asked);
+            RETURN QUERY SELECT 0, v_wait, v_ticket, NULL::bigint, 'line'::text;
+            RETURN;
+        END IF;
         IF v_fits < p_floor THEN
             IF v_never THEN  -- who can never be served holds nobody up
                 DELETE FROM provider_ticket t WHERE t.provider = p_provider AND t.ticket = v_ticket;
             ELSIF v_ticket IS NOT NULL THEN
-                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait);
+                PERFORM tickmind_keep_ticket(p_provider, v_ticket, v_now, v_wait,
+                                             p_calls, v_texts, v_asked);
             END IF;
             RETURN QUERY SELECT 0, greatest(v_wait, 0.005), v_ticket, NULL::bigint,
                 CASE WHEN v_never THEN 'never' ELSE 'budget' END;
