@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from tickmind.database import Database
 from tickmind.messages import RecallReply
 from tickmind.settings import DatabaseSettings
-from tickmind_retriever.handler import Handler, Metrics
+from tickmind_retriever.handler import Handler
+from tickmind_retriever.metrics import Metrics
+from tickmind_retriever.ranking import load_ranking
 from tickmind_retriever.settings import RetrieverSettings
 from tickmind_retriever.spaces import Spaces
 
@@ -70,7 +72,9 @@ async def retrieving(
         database,
         spaces,
         Metrics(registry),
-        half_life_ticks=settings.retriever_half_life_ticks,
+        ranking=load_ranking(
+            settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
+        ),
         reserve_s=reserve_s,
         parallel=max(1, settings.database_pool_size - 1),
     )

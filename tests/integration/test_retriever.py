@@ -27,6 +27,7 @@ from tickmind.settings import DatabaseSettings
 from tickmind.store import recall as recall_module
 from tickmind.store.spaces import Space
 from tickmind_retriever import handler as handler_module
+from tickmind_retriever import ranker as ranker_module
 
 TOLD = [
     "Bob told me: the market sells fresh fish",
@@ -123,6 +124,24 @@ async def test_one_bad_query_costs_only_itself(
         body(("a", "b"), weights={"relevance": -1}),
         body(("a", "b"), weights={"relevance": float("nan")}),
         body(("a", "b"), as_of_tick=2**63),
+        body(("a", "b"), weights={"recency": "1"}),
+        body(("a", "b"), weights={"recency": True}),
+        body(("a", "b"), weights={"importance": 1e999}),
+        body(("a", "b"), from_tick=-1),
+        body(("a", "b"), from_tick=1.5),
+        body(("a", "b"), to_tick="7"),
+        body(("a", "b"), from_tick=8, to_tick=7),
+        body(("a", "b"), exclude_last_ticks=2**63),
+        body(("a", "b"), exclude_last_ticks=True),
+        body(("a", "b"), distinct="on"),
+        body(("a", "b"), distinct=True),
+        body(("a", "b"), max_core=101),
+        body(("a", "b"), max_core=-1),
+        body(("a", "b"), fallback="words"),
+        body(("a", "b"), fallback=None),
+        body(("a", "b"), wait_for_tick=10**30),
+        body(("a", "b"), wait_until="forever"),
+        body(("a", "b"), wait_ms=60_001),
         b"[" * 100_000,
         b'{"world": "town", "tick": ' + b"9" * 5000 + b"}",
         body(*[("a", "b")] * 1001),
@@ -169,7 +188,7 @@ async def test_space_of_other_settings_is_a_reason(
         assert (answer.status, answer.reason) == ("empty", "embedding")
         assert "TICKMIND_EMBEDDING_" in (answer.detail or "")
         with pytest.raises(ConfigurationError):
-            await retriever.handler.generation()
+            await retriever.handler.prepare()
 
 
 async def test_options_of_a_request_are_followed(
@@ -245,7 +264,9 @@ async def test_same_request_has_the_same_answer(
 async def test_hundred_agents_in_one_request_cost_one_call(
     database: Database, database_settings: DatabaseSettings, provider: Provider
 ) -> None:
-    settings = retriever_settings(database_settings, provider.base_url)
+    settings = retriever_settings(
+        database_settings, provider.base_url, embedding_max_inputs=100
+    )
     for number in range(0, 100, 10):
         await _embedded(database, TOLD, model="test", agent=f"agent {number}")
     async with retrieving(database, settings) as retriever:
@@ -368,7 +389,7 @@ async def test_agents_ranked_by_the_deadline_are_answered(
             await session.execute(text("SELECT pg_sleep(30)"))
         return await original(session, questions, **options)
 
-    monkeypatch.setattr(handler_module, "rank", rank)
+    monkeypatch.setattr(ranker_module, "rank", rank)
     async with retrieving(database, retriever_settings(database_settings)) as retriever:
         queries = [("alice", f"market {i}") for i in range(20)]
         reply = await retriever.recall(*queries, deadline_ms=700)
