@@ -51,6 +51,7 @@ class Retriever:
 
     handler: Handler
     registry: CollectorRegistry
+    spaces: Spaces
 
     async def recall(self, *queries: tuple[Any, Any], **options: Any) -> RecallReply:
         reply = await self.handler.recall(body(*queries, **options))
@@ -67,7 +68,12 @@ async def retrieving(
     database: Database, settings: RetrieverSettings, *, reserve_s: float = 0.0
 ) -> AsyncIterator[Retriever]:
     registry = CollectorRegistry()
-    spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
+    spaces = Spaces(
+        database,
+        settings,
+        kept=settings.retriever_cached_texts,
+        gather_s=settings.retriever_gather_ms / 1000,
+    )
     handler = Handler(
         database,
         spaces,
@@ -79,7 +85,7 @@ async def retrieving(
         parallel=max(1, settings.database_pool_size - 1),
     )
     try:
-        yield Retriever(handler=handler, registry=registry)
+        yield Retriever(handler=handler, registry=registry, spaces=spaces)
     finally:
         await spaces.close()
         await handler.close()

@@ -264,9 +264,7 @@ async def test_same_request_has_the_same_answer(
 async def test_hundred_agents_in_one_request_cost_one_call(
     database: Database, database_settings: DatabaseSettings, provider: Provider
 ) -> None:
-    settings = retriever_settings(
-        database_settings, provider.base_url, embedding_max_inputs=100
-    )
+    settings = retriever_settings(database_settings, provider.base_url, embedding_max_inputs=100)
     for number in range(0, 100, 10):
         await _embedded(database, TOLD, model="test", agent=f"agent {number}")
     async with retrieving(database, settings) as retriever:
