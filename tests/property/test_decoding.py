@@ -177,7 +177,8 @@ def test_any_options_are_in_their_range_or_refused_in_words(options: dict[str, A
     try:
         taken = decode_recall(json.dumps(asked).encode()).options
     except InvalidMessage as exc:
-        assert str(exc)
+        if not str(exc):
+            pytest.fail("refused without a word")
         return
     for name in ("as_of_tick", "from_tick", "to_tick", "exclude_last_ticks", "wait_for_tick"):
         value = getattr(taken, name)

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.running import eventually
 from tickmind.errors import EmbeddingUnavailable
 from tickmind_retriever import breaker as breaker_module
 from tickmind_retriever.breaker import Breaker
@@ -43,9 +44,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _closed(breaker: Breaker) -> None:
-    async with asyncio.timeout(5):
-        while breaker.open:
-            await asyncio.sleep(0)
+    async def is_open() -> bool:
+        return breaker.open
+
+    await eventually(is_open, lambda found: not found, what="the breaker")
 
 
 async def test_opens_after_three_failures_in_a_row_and_no_fewer() -> None:
@@ -100,7 +102,9 @@ async def test_call_that_passes_closes_it_too_and_ends_the_probe() -> None:
     await probed.calls.get()
     breaker.passed()
     assert not breaker.open
-    async with asyncio.timeout(5):
-        while probed.under_way:
-            await asyncio.sleep(0)
+
+    async def under_way() -> int:
+        return probed.under_way
+
+    await eventually(under_way, lambda count: count == 0, what="the probe")
     await breaker.close()

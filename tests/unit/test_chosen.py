@@ -62,8 +62,8 @@ async def test_is_asked_once_where_that_is_all_there_is(others: int) -> None:
 
 async def test_only_who_has_too_few_is_asked_again() -> None:
     asked = Asked([memory(n, f"{n} said") for n in range(50)], _moves(50), [])
-    whos = [Who(agent_id=n) for n in range(3)]
-    found = await chosen(asked, _terms(), whos, with_core=())
+    asking = [Who(agent_id=n) for n in range(3)]
+    found = await chosen(asked, _terms(), asking, with_core=())
     assert [len(memories) for memories in found] == [5, 1, 0]
     assert [who for who, _, _ in asked.asked] == [[0, 1, 2], [1]]
 
@@ -85,13 +85,12 @@ async def test_nothing_more_is_ranked_where_all_count() -> None:
 async def test_core_is_asked_for_where_there_is_some_and_room_for_it() -> None:
     name = memory(7, "I am Alice", core=True)
     asked = Asked([*(memory(20 + n, f"{n} said") for n in range(40)), name], [memory(1, "fish")])
-    whos = [Who(agent_id=0), Who(agent_id=1)]
-    found = await chosen(asked, _terms(), whos, with_core={0})
+    asking = [Who(agent_id=0), Who(agent_id=1)]
+    found = await chosen(asked, _terms(), asking, with_core={0})
     assert [m.id for m in found[0]] == [7, 20, 21, 22, 23]
     assert asked.asked[0] == ([0], 12, True)
     asked.asked.clear()
-    (found,) = await chosen(asked, _terms(max_core=0), whos[:1], with_core={0})
-    assert found[0].id == 20
-    (found,) = await chosen(asked, _terms(ranking="relevance"), whos[:1], with_core={0})
-    assert found[0].id == 20
+    for options in ({"max_core": 0}, {"ranking": "relevance"}):
+        (without,) = await chosen(asked, _terms(**options), asking[:1], with_core={0})
+        assert without[0].id == 20
     assert not any(core_only for _, _, core_only in asked.asked)
