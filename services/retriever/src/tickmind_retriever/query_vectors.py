@@ -15,7 +15,6 @@ from tickmind.embedding import Embedder
 from tickmind.errors import (
     EmbeddingFailed,
     EmbeddingUnavailable,
-    ParameterRefused,
     TextRefused,
     TickmindError,
 )
@@ -248,8 +247,6 @@ class QueryVectors:
 
 def _is_outage(exc: TickmindError) -> bool:
     """Whether waiting is what a call would be. Limits and refused keys are told at once."""
-    if isinstance(exc, ParameterRefused):
-        return False
     return isinstance(exc, EmbeddingUnavailable) and exc.kind in ("network", "server")
 
 
