@@ -485,7 +485,7 @@ async def test_sigterm_answers_what_is_in_flight_and_leaves_the_rest_to_others(
     assert "Traceback" not in log.read_text()
 
 
-async def test_process_with_settings_of_another_space_ends_with_one_sentence(
+async def test_process_with_settings_of_another_space_goes_on_and_says_so(
     database: Database,
     database_settings: DatabaseSettings,
     broker_settings: BrokerSettings,
@@ -494,6 +494,13 @@ async def test_process_with_settings_of_another_space_ends_with_one_sentence(
     await _town(database, model="another")
     log = tmp_path / "log"
     async with _process(database_settings, broker_settings, log) as process:
-        assert await process.wait() == 2
+        await eventually(
+            lambda: asyncio.to_thread(log.read_text),
+            lambda told: "embedding_space" in told,
+            what="the note in the log",
+            timeout_s=30,
+        )
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
     assert "Traceback" not in log.read_text()
-    assert "tickmind retriever: this database is embedded with another" in log.read_text()
+    assert "recalls use another" in log.read_text()
