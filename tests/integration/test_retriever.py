@@ -325,6 +325,7 @@ async def test_hanging_embedding_server_is_answered_for_in_time(
         assert 0.3 < took_s < 0.6
         (answer,) = reply.replies
         assert (answer.status, answer.reason, answer.fragment) == ("empty", "deadline", "")
+        assert answer.detail == "the embedding API took too long"
         assert retriever.counted("empty", "deadline") == 1
         assert reply.watermarks.recorded == 1
         provider.faults.clear()
@@ -390,6 +391,7 @@ async def test_agents_ranked_by_the_deadline_are_answered(
         reply = await retriever.recall(*queries, deadline_ms=700)
     told = [(answer.status, answer.reason) for answer in reply.replies]
     assert told == [("ok", None)] * 16 + [("empty", "deadline")] * 4
+    assert "not ranked in time" in (reply.replies[-1].detail or "")
 
 
 async def test_embedding_server_that_is_down_is_a_reason(

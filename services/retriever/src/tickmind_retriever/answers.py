@@ -28,6 +28,8 @@ class Answers:
     def __init__(self, request: DecodedRecall) -> None:
         self.request = request
         self.watermarks = Watermarks()
+        #: Places whose observation has no vector yet.
+        self.unembedded: set[int] = set()
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
                 agent=_agent_of(request.options.queries[place]),

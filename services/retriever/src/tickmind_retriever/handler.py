@@ -117,7 +117,9 @@ class Handler:
                 self._cut_off.add(answering)
                 answering.add_done_callback(self._ended)
         if not answering.done():
-            answers.fill("deadline")
+            late = "the embedding API took too long"
+            answers.fill("deadline", late, places=answers.unembedded)
+            answers.fill("deadline", "the memories were not ranked in time")
             return
         try:
             answering.result()
@@ -165,7 +167,8 @@ class Handler:
         or has waited for long enough."""
         options = asking.answers.request.options
         space_id = generation.space_id if generation is not None else _NO_SPACE
-        if options.wait_for_tick is not None:
+        agents = [query.agent for _, query in asking.answers.open()]
+        if options.wait_for_tick is not None and agents:
             left_s = asking.without_by - asyncio.get_running_loop().time()
             await self._awaiting.reached(
                 options.world,
@@ -174,7 +177,6 @@ class Handler:
                 embedded=options.wait_until == "embedded",
                 at_most_s=min(options.wait_ms / 1000, left_s),
             )
-        agents = [query.agent for _, query in asking.answers.open()]
         (found,) = await self._lookups.ask((options.world, space_id), [agents])
         asking.answers.watermarks = (
             found.watermarks

@@ -85,6 +85,7 @@ class Ranker:
         turns = asyncio.Semaphore(self._parallel * _STATEMENTS_A_PLACE)
         async with asyncio.TaskGroup() as tasks:
             while waiting:
+                answers.unembedded = {place for asked in waiting.values() for place, _ in asked}
                 done, late = await asyncio.wait(
                     waiting,
                     timeout=self._patience_s(asking),
@@ -117,6 +118,7 @@ class Ranker:
                 for first in range(0, len(questions), _AGENTS_A_STATEMENT):
                     chunk = questions[first : first + _AGENTS_A_STATEMENT]
                     tasks.create_task(self._rank(asking, found, chunk, generation, turns))
+            answers.unembedded = set()
 
     def _patience_s(self, asking: Asking) -> float | None:
         """How long to wait for vectors: to the end, or as long as it can be done without them."""
