@@ -12,7 +12,7 @@ process with its default settings asked through `MemoryClient`, run in the same 
 sum of the two p50. `throughput_ratio_c64`: 64 callers without a pause for some seconds; rate over
 the smaller of the two rates. `batch_ratio_100`: one request for 100 agents over 100 bare
 statements on as many connections as the retriever ranks with at once. Of all the median of the
-rounds' ratios. Every answer is checked to be one.
+rounds' ratios. Every answer is checked to be one. `overshoot_p99_ms`: see `recall_deadlines`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.processes import CpuClock
+from benchmarks.recall_deadlines import measure_deadlines
 from benchmarks.recall_load import World, fill
 from benchmarks.recall_memory import measure_memory
 from benchmarks.recall_parts import Parts, running_parts
@@ -49,6 +50,7 @@ class Options:
     rounds: int = 7
     requests_a_round: int = 60
     seconds_a_round: float = 2.0
+    seconds_of_deadlines: float = 10.0
     callers: int = 64
     batch: int = 100
     batches_a_round: int = 2
@@ -78,6 +80,14 @@ async def run(report: _Say, options: Options | None = None) -> Report:
                 report("latency measured")
                 await _throughput(stack, parts, found, options)
                 report("throughput measured")
+                await measure_deadlines(
+                    stack,
+                    parts,
+                    found,
+                    saturation=found.figures["recall_per_s_c64"].value,
+                    seconds=options.seconds_of_deadlines,
+                )
+                report("deadlines measured")
                 await _batches(parts, found, options)
                 report("batches measured")
                 await _growth(parts, world, found, options)

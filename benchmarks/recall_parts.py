@@ -59,6 +59,10 @@ class Parts:
         self._echo = echo
         self._request = request
 
+    def agent(self) -> str:
+        """One after the other."""
+        return next(self._agents)
+
     async def recall(self, agent: str | None = None) -> None:
         """One recall of one agent."""
         answer = await self._client.recall(

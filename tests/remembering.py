@@ -59,6 +59,7 @@ async def insert(
     tick: int | Sequence[int] = 1,
     importance: int | Sequence[int] = 5,
     kind: str | Sequence[str] = "observation",
+    core: bool = False,
 ) -> None:
     """As the recorder's transaction does it: memories with what is pending, and the receipt."""
     count = len(contents)
@@ -80,6 +81,7 @@ async def insert(
                 content=content,
                 importance=importances[place],
                 event_key=os.urandom(16),
+                is_core=core,
             ),
         )
         for place, content in enumerate(contents)

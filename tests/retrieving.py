@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from tickmind.database import Database
 from tickmind.messages import RecallReply
 from tickmind.settings import DatabaseSettings
-from tickmind_retriever.handler import Handler, Metrics
+from tickmind_retriever.handler import Handler
+from tickmind_retriever.metrics import Metrics
+from tickmind_retriever.ranking import load_ranking
 from tickmind_retriever.settings import RetrieverSettings
 from tickmind_retriever.spaces import Spaces
 
@@ -49,6 +51,7 @@ class Retriever:
 
     handler: Handler
     registry: CollectorRegistry
+    spaces: Spaces
 
     async def recall(self, *queries: tuple[Any, Any], **options: Any) -> RecallReply:
         reply = await self.handler.recall(body(*queries, **options))
@@ -65,17 +68,24 @@ async def retrieving(
     database: Database, settings: RetrieverSettings, *, reserve_s: float = 0.0
 ) -> AsyncIterator[Retriever]:
     registry = CollectorRegistry()
-    spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
+    spaces = Spaces(
+        database,
+        settings,
+        kept=settings.retriever_cached_texts,
+        gather_s=settings.retriever_gather_ms / 1000,
+    )
     handler = Handler(
         database,
         spaces,
         Metrics(registry),
-        half_life_ticks=settings.retriever_half_life_ticks,
+        ranking=load_ranking(
+            settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
+        ),
         reserve_s=reserve_s,
         parallel=max(1, settings.database_pool_size - 1),
     )
     try:
-        yield Retriever(handler=handler, registry=registry)
+        yield Retriever(handler=handler, registry=registry, spaces=spaces)
     finally:
         await spaces.close()
         await handler.close()

@@ -261,6 +261,18 @@ async def test_recall_shows_memories_with_scores_and_the_fragment(
         assert [memory["tick"] for memory in then["memories"]] == [42]
         assert then["fragment"].startswith("你记得：")
 
+        bounds = ["--from-tick", "43", "--to-tick", "50", "--weights", "0,1,0"]
+        walk = (await cli("recall", "w", "alice", "fish", "--json", *bounds)).json
+        assert [memory["tick"] for memory in walk["memories"]] == [43]
+        assert walk["memories"][0]["score"] == walk["memories"][0]["recency"]
+        waited = ["--exclude-last-ticks", "2", "--wait-for-tick", "44", "--wait-ms", "1"]
+        waited += ["--distinct", "numbers", "--max-core", "0", "--fallback", "text"]
+        talk = (await cli("recall", "w", "alice", "fish", "--json", *waited)).json
+        assert [memory["tick"] for memory in talk["memories"]] == [42]
+        wrong = await cli("recall", "w", "alice", "fish", "--weights", "1,2")
+        assert wrong.code == 2
+        assert "three numbers" in wrong.err
+
         stranger = await cli("recall", "w", "zoe", "anything")
         assert (stranger.code, stranger.err) == (0, "")
         assert "zoe remembers nothing of this at tick 44" in stranger.out

@@ -54,3 +54,31 @@ async def test_recalls_what_was_told_and_done_end_to_end(
     ]
     assert "bob told me: The market sells fresh fish" in answer.fragment
     assert (answer.recorded_tick, answer.embedded_tick) == (42, 42)
+
+
+async def test_each_tick_is_remembered_in_the_next_where_that_is_waited_for(
+    database: Database, database_settings: DatabaseSettings, broker_settings: BrokerSettings
+) -> None:
+    apps = [
+        create_recorder(settings_for(RecorderSettings, database_settings, broker_settings)),
+        create_embedder(settings_for(EmbedderSettings, database_settings, broker_settings)),
+        create_retriever(settings_for(RetrieverSettings, database_settings, broker_settings)),
+    ]
+    assert broker_settings.amqp_url is not None
+    async with running(*apps), MemoryClient(broker_settings.amqp_url.get_secret_value()) as memory:
+        for tick in range(1, 8):
+            said = {"agent": "bob", "action": "talk", "speech": f"This is day {tick}"}
+            assert (await memory.publish_tick("town-7", tick, [said])).confirmed
+            answer = await memory.recall(
+                "town-7",
+                "bob",
+                f"What is said of day {tick}?",
+                tick=tick + 1,
+                wait_for_tick=tick,
+                wait_until="embedded",
+                wait_ms=30_000,
+                timeout_s=60,
+                from_tick=tick,
+            )
+            assert [m["content"] for m in answer.memories] == [f"I said: This is day {tick}"]
+            assert (answer.recorded_tick, answer.embedded_tick) == (tick, tick)

@@ -26,6 +26,7 @@ from tickmind.settings import DatabaseSettings
 from tickmind.store import recall as recall_module
 from tickmind.store.spaces import Space
 from tickmind_retriever import handler as handler_module
+from tickmind_retriever import ranker as ranker_module
 
 TOLD = [
     "Bob told me: the market sells fresh fish",
@@ -122,6 +123,24 @@ async def test_one_bad_query_costs_only_itself(
         body(("a", "b"), weights={"relevance": -1}),
         body(("a", "b"), weights={"relevance": float("nan")}),
         body(("a", "b"), as_of_tick=2**63),
+        body(("a", "b"), weights={"recency": "1"}),
+        body(("a", "b"), weights={"recency": True}),
+        body(("a", "b"), weights={"importance": 1e999}),
+        body(("a", "b"), from_tick=-1),
+        body(("a", "b"), from_tick=1.5),
+        body(("a", "b"), to_tick="7"),
+        body(("a", "b"), from_tick=8, to_tick=7),
+        body(("a", "b"), exclude_last_ticks=2**63),
+        body(("a", "b"), exclude_last_ticks=True),
+        body(("a", "b"), distinct="on"),
+        body(("a", "b"), distinct=True),
+        body(("a", "b"), max_core=101),
+        body(("a", "b"), max_core=-1),
+        body(("a", "b"), fallback="words"),
+        body(("a", "b"), fallback=None),
+        body(("a", "b"), wait_for_tick=10**30),
+        body(("a", "b"), wait_until="forever"),
+        body(("a", "b"), wait_ms=60_001),
         b"[" * 100_000,
         b'{"world": "town", "tick": ' + b"9" * 5000 + b"}",
         body(*[("a", "b")] * 1001),
@@ -306,6 +325,7 @@ async def test_hanging_embedding_server_is_answered_for_in_time(
         assert 0.3 < took_s < 0.6
         (answer,) = reply.replies
         assert (answer.status, answer.reason, answer.fragment) == ("empty", "deadline", "")
+        assert answer.detail == "the embedding API took too long"
         assert retriever.counted("empty", "deadline") == 1
         assert reply.watermarks.recorded == 1
         provider.faults.clear()
@@ -365,12 +385,13 @@ async def test_agents_ranked_by_the_deadline_are_answered(
             await session.execute(text("SELECT pg_sleep(30)"))
         return await original(session, questions, **options)
 
-    monkeypatch.setattr(handler_module, "rank", rank)
+    monkeypatch.setattr(ranker_module, "rank", rank)
     async with retrieving(database, retriever_settings(database_settings)) as retriever:
         queries = [("alice", f"market {i}") for i in range(20)]
         reply = await retriever.recall(*queries, deadline_ms=700)
     told = [(answer.status, answer.reason) for answer in reply.replies]
     assert told == [("ok", None)] * 16 + [("empty", "deadline")] * 4
+    assert "not ranked in time" in (reply.replies[-1].detail or "")
 
 
 async def test_embedding_server_that_is_down_is_a_reason(

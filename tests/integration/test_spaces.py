@@ -38,6 +38,7 @@ from tickmind_embedder import lanes as lanes_module
 from tickmind_embedder.app import create_app
 from tickmind_embedder.settings import EmbedderSettings
 from tickmind_retriever import handler as handler_module
+from tickmind_retriever import ranker as ranker_module
 
 TOLD = [
     "Bob told me: the market sells fresh fish",
@@ -155,7 +156,7 @@ class Ranked:
                     self.foreign.append(generation.space.model)
             return await rank(session, questions, generation=generation, **options)
 
-        monkeypatch.setattr(handler_module, "rank", watched)
+        monkeypatch.setattr(ranker_module, "rank", watched)
 
     async def best(self, retriever: Retriever, told: str) -> str:
         """What comes first to someone who sees just that."""

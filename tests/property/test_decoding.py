@@ -153,3 +153,41 @@ def test_every_query_of_a_recall_has_its_place(queries: list[Any]) -> None:
     body = json.dumps({"world": "w", "tick": 1, "queries": queries}).encode()
 
     assert len(decode_recall(body).queries) == len(queries)
+
+
+_OPTIONS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("k", "weights", "as_of_tick", "from_tick", "to_tick", "exclude_last_ticks"),
+            *("kinds", "min_importance", "distinct", "max_core", "fallback"),
+            *("wait_for_tick", "wait_until", "wait_ms", "deadline_ms", "max_chars"),
+        ]
+    ),
+    _JSON
+    | st.sampled_from(["off", "text", "numbers", "none", "recorded", "embedded"])
+    | st.integers(-1, 101)
+    | st.sampled_from([2**63 - 1, 2**63, 10**400, -(2**63)]),
+    max_size=4,
+)
+
+
+@given(_OPTIONS)
+def test_any_options_are_in_their_range_or_refused_in_words(options: dict[str, Any]) -> None:
+    asked = {"world": "w", "tick": 1, "queries": [{"agent": "a", "observation": "b"}]} | options
+    try:
+        taken = decode_recall(json.dumps(asked).encode()).options
+    except InvalidMessage as exc:
+        if not str(exc):
+            pytest.fail("refused without a word")
+        return
+    for name in ("as_of_tick", "from_tick", "to_tick", "exclude_last_ticks", "wait_for_tick"):
+        value = getattr(taken, name)
+        assert value is None or 0 <= value < 2**63
+    assert 1 <= taken.k <= 100
+    assert 0 <= taken.wait_ms <= 60_000
+    assert taken.max_core is None or 0 <= taken.max_core <= 100
+    if taken.from_tick is not None and taken.to_tick is not None:
+        assert taken.from_tick <= taken.to_tick
+    if taken.weights is not None:
+        for weight in taken.weights.model_dump(exclude_none=True).values():
+            assert 0 <= weight <= 1000

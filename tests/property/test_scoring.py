@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from random import Random
 
@@ -126,6 +127,52 @@ def test_blended_never_falls_when_a_term_rises(
     assert score(data.draw(st.floats(relevant, 1)), recent, important) >= before
     assert score(relevant, data.draw(st.floats(recent, 1)), important) >= before
     assert score(relevant, recent, data.draw(st.integers(important, 10))) >= before
+
+
+@given(matrices(FLOAT32), TICKS, HALF_LIVES, WEIGHTS, st.data())
+def test_scores_are_finite_and_rank_whatever_they_are_made_of(
+    vectors: np.ndarray, now: int, half_life: float, weights: Weights, data: st.DataObject
+) -> None:
+    """Case 14, 23: zero vectors, a query at the mean, memories of the future, tiny half-lives."""
+    count, width = vectors.shape
+    query = data.draw(hnp.arrays(np.float32, width, elements=FLOAT32))
+    mean = data.draw(st.none() | st.just(query) | hnp.arrays(np.float32, width, elements=FLOAT32))
+    ticks = data.draw(st.lists(TICKS, min_size=count, max_size=count))
+    importance = np.array(data.draw(st.lists(IMPORTANCES, min_size=count, max_size=count)))
+    relevant = relevance(vectors, query, mean)
+
+    def scored(ticks: list[int], importance: np.ndarray) -> np.ndarray:
+        return blended(relevant, recency(ticks, now, half_life), importance, weights)
+
+    scores = scored(ticks, importance)
+    assert np.isfinite(scores).all()
+    assert (np.abs(scores) <= weights.relevance + weights.recency + weights.importance + 1).all()
+    newer = [data.draw(st.integers(tick, MAX_TICK)) for tick in ticks]
+    assert (scored(newer, importance) >= scores).all()
+    assert (scored(ticks, np.minimum(importance + 1, 10)) >= scores).all()
+    order = rank(scores, ticks, range(1, count + 1), count)
+    assert sorted(order.tolist()) == list(range(count))
+
+
+@given(RELEVANCES, RECENCIES, IMPORTANCES, WEIGHTS, st.data())
+def test_term_of_no_weight_changes_nothing(
+    relevant: float, recent: float, important: int, weights: Weights, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(["relevance", "recency", "importance"]))
+    terms = {"relevance": relevant, "recency": recent, "importance": important}
+    without = replace(weights, **{name: 0.0})
+
+    def score(**terms: float) -> float:
+        found = blended(
+            np.array([terms["relevance"]]),
+            np.array([terms["recency"]]),
+            np.array([terms["importance"]]),
+            without,
+        )
+        return float(found[0])
+
+    other = {"relevance": RELEVANCES, "recency": RECENCIES, "importance": IMPORTANCES}[name]
+    assert score(**terms) == score(**(terms | {name: data.draw(other)}))
 
 
 @given(

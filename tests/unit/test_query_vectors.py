@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.running import eventually
 from tickmind.embedding import Embedder, HashProvider, Unmetered
 from tickmind.embedding_api import Reply
 from tickmind.errors import (
@@ -20,7 +21,7 @@ from tickmind.errors import (
 )
 from tickmind.hashed import hash_embed
 from tickmind.settings import EmbeddingSettings
-from tickmind_retriever import query_vectors
+from tickmind_retriever import breaker, query_vectors
 from tickmind_retriever.query_vectors import QueryVectors
 
 
@@ -289,6 +290,95 @@ async def test_fault_is_told_until_a_call_passes() -> None:
     provider.fails = None
     await _ask(vectors, "a")
     assert await vectors.fault() is None
+
+
+async def test_texts_of_a_moment_share_one_call() -> None:
+    provider = Held()
+    provider.go.set()
+    settings = EmbeddingSettings(embedding_provider="hash", embedding_dimensions=8)
+    vectors = QueryVectors(Embedder(settings, provider), kept=9, gather_s=0.05)
+    first = await _started(_ask(vectors, "a"), _ask(vectors, "b"), _ask(vectors, "a", "c"))
+    assert provider.requests == []
+    await asyncio.gather(*first)
+    assert provider.requests == [["a", "b", "c"]]
+    await _ask(vectors, "b")  # kept: no call, and nothing to wait for
+    await _ask(vectors, "d")
+    assert provider.requests == [["a", "b", "c"], ["d"]]
+
+
+async def test_provider_that_fails_is_asked_no_more_until_a_call_of_its_own_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(breaker, "_PROBE_FIRST_S", 0.02)
+    provider = Held()
+    provider.go.set()
+    vectors = _vectors(provider)
+    await _ask(vectors, "kept")
+    provider.fails = EmbeddingUnavailable("no route", kind="network")
+    for text in "abc":
+        with pytest.raises(EmbeddingUnavailable, match="no route"):
+            await _ask(vectors, text)
+    assert vectors.refusing
+    with pytest.raises(EmbeddingUnavailable, match="tried again by itself"):
+        await _ask(vectors, "d")
+    assert ["d"] not in provider.requests
+    assert "no route" in (await vectors.fault() or "")
+    assert len(await _ask(vectors, "kept")) == 1
+
+    provider.fails = None
+
+    async def refusing() -> bool:
+        return vectors.refusing
+
+    await eventually(refusing, lambda found: not found, what="the breaker")
+    assert await vectors.fault() is None
+    assert len(await _ask(vectors, "d")) == 1
+    await vectors.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EmbeddingUnavailable("slow down", kind="rate_limit"),
+        EmbeddingUnavailable("no credit", kind="quota"),
+        ConfigurationError("key"),
+        TextRefused("no"),
+        EmbeddingFailed("nonsense"),
+    ],
+    ids=lambda error: str(error),
+)
+async def test_what_is_told_at_once_is_no_outage(error: TickmindError) -> None:
+    provider = Held()
+    provider.go.set()
+    provider.fails = error
+    vectors = _vectors(provider)
+    for number in range(5):
+        with pytest.raises(type(error)):
+            await _ask(vectors, f"text {number}")
+    assert not vectors.refusing
+
+
+@pytest.mark.parametrize(("felt_s", "opens"), [(0.0, True), (60.0, False)])
+async def test_calls_that_all_gave_up_on_count_once_they_took_long_enough(
+    monkeypatch: pytest.MonkeyPatch, felt_s: float, opens: bool
+) -> None:
+    monkeypatch.setattr(query_vectors, "_UNANSWERED_S", felt_s)
+    provider = Held()
+    vectors = _vectors(provider)
+    for number in range(3):
+        assert not vectors.refusing
+        (task,) = await _started(_ask(vectors, f"text {number}"))
+        await provider.asked.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert vectors.refusing is opens
+    provider.go.set()  # what was given up on is answered after all
+
+    async def refusing() -> bool:
+        return vectors.refusing
+
+    await eventually(refusing, lambda found: not found, what="the breaker")
+    await vectors.close()
 
 
 async def test_closing_tells_who_waits() -> None:

@@ -15,7 +15,9 @@ from tickmind.messages import AgentReply, RecalledMemory, RecallReply
 from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind_retriever.ages import Ages
 from tickmind_retriever.answers import MAX_REPLY_BYTES, encoded
-from tickmind_retriever.handler import Handler, Metrics
+from tickmind_retriever.handler import Handler
+from tickmind_retriever.metrics import Metrics
+from tickmind_retriever.ranking import Ranking
 from tickmind_retriever.reply_to import answerable
 from tickmind_retriever.spaces import Spaces
 
@@ -183,7 +185,7 @@ async def test_unreachable_database_is_a_reason() -> None:
     hashed = EmbeddingSettings(embedding_provider="hash", embedding_dimensions=8)
     spaces = Spaces(database, hashed, kept=10)
     handler = Handler(
-        database, spaces, Metrics(registry), half_life_ticks=500, reserve_s=0, parallel=2
+        database, spaces, Metrics(registry), ranking=Ranking(), reserve_s=0, parallel=2
     )
     request = {
         "world": "town",

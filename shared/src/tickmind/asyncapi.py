@@ -117,6 +117,7 @@ _REPLY_EXAMPLE: dict[str, Any] = {
                     "kind": "conversation",
                     "content": "bob told me: The market sells fresh fish",
                     "importance": 8,
+                    "core": False,
                     "score": 0.92,
                     "relevance": 0.6,
                     "recency": 0.8,

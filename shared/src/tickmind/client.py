@@ -75,9 +75,10 @@ class Receipt:
 class Answer:
     """What an agent remembers. `fragment` goes into the prompt as it is, empty where nothing is.
 
-    `reason`: None where the agent simply remembers nothing; else what kept us from knowing:
-    `timeout`, `connection`, or the retriever's own word (`deadline`, `embedding`, `database`,
-    `invalid`).
+    `status`: `ok`, `empty`, or `degraded`: what could be told without the observation's vector,
+    where `fallback="text"` asked for that. `reason`: None where the agent simply remembers
+    nothing; else what kept us from knowing: `timeout`, `connection`, or the retriever's own word
+    (`deadline`, `embedding`, `database`, `invalid`).
     """
 
     agent: str
@@ -224,7 +225,9 @@ class MemoryClient:
         """What `agent` remembers about what it sees; within `timeout_s`, whatever happens.
 
         `options`: the fields of a recall request (k, language, max_chars, ranking, weights,
-        as_of_tick, kinds, min_importance). Raises InvalidMessage where they are wrong.
+        as_of_tick, from_tick, to_tick, exclude_last_ticks, kinds, min_importance, distinct,
+        max_core, fallback, wait_for_tick, wait_until, wait_ms). Raises InvalidMessage where they
+        are wrong.
         """
         answers = await self.recall_many(
             world, [(agent, observation)], tick=tick, timeout_s=timeout_s, **options
@@ -258,7 +261,9 @@ class MemoryClient:
             )
         except ValidationError as exc:
             raise InvalidMessage(explain(exc)) from exc
-        reply, reason = await self._ask(request.model_dump_json().encode(), timeout_s)
+        # Absent is the same as null, and a retriever of before need not know what is new.
+        body = request.model_dump_json(exclude_none=True).encode()
+        reply, reason = await self._ask(body, timeout_s)
         if reply is None:
             return [Answer(agent=query.agent, reason=reason) for query in request.queries]
         if len(reply.replies) != len(request.queries):

@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "MAX_TICK",
+    "Distinct",
     "Kind",
     "Memory",
     "Ranking",
@@ -78,3 +79,7 @@ class Watermarks:
 
 
 Ranking = Literal["relevance", "blended"]
+
+#: Which memories count as the same, so that only the best of them is recalled; see
+#: `tickmind.distinct`.
+Distinct = Literal["off", "text", "numbers"]

@@ -7,7 +7,7 @@ JSON in UTF-8 over AMQP 0-9-1; unknown fields are ignored, so either side may gr
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -16,9 +16,10 @@ from pydantic import (
     ConfigDict,
     Field,
     WithJsonSchema,
+    model_validator,
 )
 
-from tickmind.memory import MAX_TICK
+from tickmind.memory import MAX_TICK, Distinct
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -150,12 +151,15 @@ class TickEnded(_Contract):
     decisions: list[Decision]
 
 
-class WeightsIn(_Contract):
-    """How much each term counts in a blended score."""
+Weight = Annotated[float, Field(strict=True, ge=0, le=1000, allow_inf_nan=False)]
 
-    relevance: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 1.0
-    recency: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.2
-    importance: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.2
+
+class WeightsIn(_Contract):
+    """How much each term counts in a blended score; null: as the retriever's settings say."""
+
+    relevance: Weight | None = None
+    recency: Weight | None = None
+    importance: Weight | None = None
 
 
 class RecallQuery(_Contract):
@@ -173,10 +177,27 @@ class _RecallOptions(_Contract):
     deadline_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 800
     max_chars: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 2000
     ranking: Literal["relevance", "blended"] = "blended"
-    weights: WeightsIn = WeightsIn()
+    weights: WeightsIn | None = None
     as_of_tick: Tick | None = None
+    from_tick: Tick | None = None
+    to_tick: Tick | None = None
+    exclude_last_ticks: Tick | None = None
     kinds: Annotated[list[str], Field(max_length=100)] | None = None
     min_importance: Annotated[int, Field(strict=True, ge=1, le=10)] | None = None
+    distinct: Distinct | None = None
+    max_core: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
+    fallback: Literal["none", "text"] = "none"
+    wait_for_tick: Tick | None = None
+    wait_until: Literal["recorded", "embedded"] = "recorded"
+    wait_ms: Annotated[int, Field(strict=True, ge=0, le=60_000)] = 200
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        first, last = self.from_tick, self.to_tick
+        if first is not None and last is not None and first > last:
+            msg = "from_tick must not be after to_tick"
+            raise ValueError(msg)
+        return self
 
 
 class RecallEnvelope(_RecallOptions):
@@ -192,13 +213,17 @@ class RecallRequest(_RecallOptions):
 
 
 class RecalledMemory(_Contract):
-    """One memory that came back, and why: `score` is what the order follows."""
+    """One memory that came back, and why: `score` is what the order follows, core memories first.
+
+    `relevance` is 0 where the observation had no vector (status `degraded`).
+    """
 
     id: int
     tick: int
     kind: str
     content: str
     importance: int
+    core: bool = False
     score: float
     relevance: float
     recency: float

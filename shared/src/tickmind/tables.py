@@ -106,6 +106,7 @@ memory = Table(
     UniqueConstraint("agent_id", "event_key"),
     CheckConstraint("importance BETWEEN 1 AND 10", name="importance"),
     CheckConstraint("tick >= 0", name="tick"),
+    Index("ix_memory_agent_id_core", "agent_id", postgresql_where=text("is_core")),
 )
 
 embedding_space = Table(

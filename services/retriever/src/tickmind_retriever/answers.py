@@ -28,6 +28,8 @@ class Answers:
     def __init__(self, request: DecodedRecall) -> None:
         self.request = request
         self.watermarks = Watermarks()
+        #: Places whose observation has no vector yet.
+        self.unembedded: set[int] = set()
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
                 agent=_agent_of(request.options.queries[place]),
@@ -61,14 +63,24 @@ class Answers:
                     agent=query.agent, status="empty", reason=reason, detail=detail
                 )
 
-    def remember(self, place: int, memories: Sequence[Scored]) -> None:
-        """What the agent asked for at `place` remembers; nothing, maybe."""
+    def remember(
+        self,
+        place: int,
+        memories: Sequence[Scored],
+        *,
+        reason: str | None = None,
+        detail: str | None = None,
+    ) -> None:
+        """What the agent asked for at `place` remembers; nothing, maybe. `reason`: why only
+        this much could be known."""
         options = self.request.options
         query = self.request.queries[place]
         assert isinstance(query, RecallQuery)
         self._replies[place] = AgentReply(
             agent=query.agent,
-            status="ok" if memories else "empty",
+            status=("ok" if reason is None else "degraded") if memories else "empty",
+            reason=reason,
+            detail=detail,
             fragment=fragment.render(
                 memories, language=options.language, max_chars=options.max_chars
             ),
@@ -79,6 +91,7 @@ class Answers:
                     kind=memory.kind,
                     content=memory.content,
                     importance=memory.importance,
+                    core=memory.is_core,
                     score=memory.score,
                     relevance=memory.relevance,
                     recency=memory.recency,

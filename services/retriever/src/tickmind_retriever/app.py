@@ -11,7 +11,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import RabbitMessage
 from opentelemetry import context
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tickmind import topology
 from tickmind.broker import (
@@ -31,7 +31,9 @@ from tickmind.service import App
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind_retriever.ages import Ages
 from tickmind_retriever.answers import encoded
-from tickmind_retriever.handler import Handler, Metrics
+from tickmind_retriever.handler import Handler
+from tickmind_retriever.metrics import Metrics
+from tickmind_retriever.ranking import load_ranking
 from tickmind_retriever.replies import Replies
 from tickmind_retriever.reply_to import answerable
 from tickmind_retriever.settings import RetrieverSettings
@@ -52,12 +54,24 @@ def create_app(settings: RetrieverSettings) -> App:
         registry=registry,
     )
     database = Database(settings, application="tickmind-retriever")
-    spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
+    spaces = Spaces(
+        database,
+        settings,
+        kept=settings.retriever_cached_texts,
+        gather_s=settings.retriever_gather_ms / 1000,
+    )
+    Gauge(
+        "tickmind_recall_embedding_refused",
+        "1 while the embedding API has failed and observations are not sent to it",
+        registry=registry,
+    ).set_function(lambda: float(spaces.refusing))
     handler = Handler(
         database,
         spaces,
         Metrics(registry),
-        half_life_ticks=settings.retriever_half_life_ticks,
+        ranking=load_ranking(
+            settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
+        ),
         reserve_s=settings.retriever_reserve_ms / 1000,
         parallel=max(1, settings.database_pool_size - 1),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickmind.embedding import Embedder
-from tickmind.errors import EmbeddingFailed, EmbeddingUnavailable, TextRefused, TickmindError
+from tickmind.errors import (
+    EmbeddingFailed,
+    EmbeddingUnavailable,
+    TextRefused,
+    TickmindError,
+)
+from tickmind_retriever.breaker import Breaker
 
 __all__ = ["QueryVectors"]
 
@@ -24,6 +30,10 @@ _CALLS = 4
 _CALLS_A_BATCH = 16
 #: A failure tells of the provider's state so long, unless a call passes meanwhile.
 _FAULT_S = 30.0
+#: A call that its callers gave up on sooner says nothing of the provider: APIs take 0.2 to 0.5 s.
+_UNANSWERED_S = 0.2
+#: Any provider takes it, and few tokens.
+_HARMLESS = "hello"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,7 +48,9 @@ class _Flight:
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     flights: list[_Flight]
+    since: float
     task: asyncio.Task[None] | None = None
+    unanswered: bool = False
     left: int = field(default=_CALLS_A_BATCH)
 
     @property
@@ -50,12 +62,18 @@ class QueryVectors:
     """A cache of one embedding space, with a single flight per text.
 
     A caller that gives up takes nothing from the others. A call whose callers have all given up
-    goes on, its vectors are kept; it ends where another is waiting for its place.
+    goes on, its vectors are kept; it ends where another is waiting for its place. While the
+    provider fails (see `Breaker`), texts that are not kept are refused at once.
+
+    `gather_s`: how long a text waits for others to share its call.
     """
 
-    def __init__(self, embedder: Embedder, *, kept: int) -> None:
+    def __init__(self, embedder: Embedder, *, kept: int, gather_s: float = 0.0) -> None:
         self._embedder = embedder
         self._kept = kept
+        self._gather_s = gather_s
+        self._gathering: asyncio.TimerHandle | None = None
+        self._breaker = Breaker(self._probe)
         self._cache: OrderedDict[str, Vector] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
         self._boarding: list[_Flight] = []
@@ -72,12 +90,13 @@ class QueryVectors:
         flights = {text: self._flight(text) for text in dict.fromkeys(texts)}
         for flight in flights.values():
             flight.waiting += 1
-        self._depart()
+        self._gather()
         try:
             yield {text: flight.future for text, flight in flights.items()}
         finally:
             for flight in flights.values():
                 flight.waiting -= 1
+            self._count_unanswered(set(flights.values()))
 
     def _flight(self, text: str) -> _Flight:
         flight = self._flights.get(text)
@@ -93,13 +112,41 @@ class QueryVectors:
                 self._boarding.append(flight)
         return flight
 
+    def _gather(self) -> None:
+        """Depart, now or when those who ask within `gather_s` have boarded."""
+        if self._breaker.open or not self._gather_s:
+            self._depart()
+        elif self._boarding and self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(self._gather_s, self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._depart()
+
+    def _count_unanswered(self, given_up: Collection[_Flight]) -> None:
+        """A call whose last caller gave up has failed them, whatever comes of it later."""
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            if call.unanswered or call.wanted or not any(f in given_up for f in call.flights):
+                continue
+            taken_s = now - call.since
+            if taken_s >= _UNANSWERED_S:
+                call.unanswered = True
+                self._breaker.failed(f"no answer within {taken_s:.1f} s")
+
     def _depart(self) -> None:
+        if self._breaker.open:
+            for flight in self._boarding:
+                self._land(flight, self._breaker.refusal())
+            self._boarding.clear()
         for flight in [flight for flight in self._boarding if not flight.waiting]:
             self._boarding.remove(flight)
             self._land(flight, EmbeddingUnavailable("nobody waited for it any more"))
         while self._boarding and (len(self._calls) < _CALLS or self._give_up_one()):
             most = self._embedder.max_inputs
-            call = _Call(flights=self._boarding[:most])
+            now = asyncio.get_running_loop().time()
+            call = _Call(flights=self._boarding[:most], since=now)
             self._boarding = self._boarding[most:]
             self._calls.append(call)
             call.task = asyncio.create_task(self._run(call))
@@ -135,6 +182,8 @@ class QueryVectors:
             of_a_text = isinstance(exc, TextRefused | EmbeddingFailed)
             if not of_a_text:
                 self._fault = (asyncio.get_running_loop().time(), str(exc))
+                if _is_outage(exc):
+                    self._breaker.failed(str(exc))
             if of_a_text and len(flights) > 1 and call.left > 0 and call.wanted:
                 middle = len(flights) // 2
                 await self._embed(call, flights[:middle])
@@ -144,6 +193,7 @@ class QueryVectors:
                 self._land(flight, exc)
             return
         self._fault = None
+        self._breaker.passed()
         for flight, vector in zip(flights, vectors, strict=True):
             self._land(flight, vector.copy())  # a row would keep its whole batch in memory
 
@@ -160,8 +210,19 @@ class QueryVectors:
         while len(self._cache) > self._kept:
             self._cache.popitem(last=False)
 
+    async def _probe(self) -> None:
+        await self._embedder.embed([_HARMLESS], "query")
+        self._fault = None
+
+    @property
+    def refusing(self) -> bool:
+        """Whether texts that are not kept are refused at once."""
+        return self._breaker.open
+
     async def fault(self) -> str | None:
         """Why no vectors can be had just now, in one sentence; None: they can."""
+        if self._breaker.open:
+            return str(self._breaker.refusal())
         if self._fault is not None:
             since, what = self._fault
             if asyncio.get_running_loop().time() - since < _FAULT_S:
@@ -176,9 +237,17 @@ class QueryVectors:
         for flight in self._boarding:
             self._land(flight, EmbeddingUnavailable("the retriever is stopping"))
         self._boarding.clear()
+        if self._gathering is not None:
+            self._gathering.cancel()
         for task in tasks:
             task.cancel()
+        await self._breaker.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_outage(exc: TickmindError) -> bool:
+    """Whether waiting is what a call would be. Limits and refused keys are told at once."""
+    return isinstance(exc, EmbeddingUnavailable) and exc.kind in ("network", "server")
 
 
 def _look(future: asyncio.Future[Vector]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -20,9 +21,15 @@ class RetrieverSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Hea
     retriever_half_life_ticks: Annotated[float, Field(ge=1e-3, le=1e15, allow_inf_nan=False)] = (
         Field(500.0, description="ticks after which recency has halved")
     )
+    retriever_ranking_file: Path | None = Field(
+        None, description="half-life, weights, near-duplicates and core memories, by world"
+    )
     retriever_reserve_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
         15, description="kept of each deadline for the way back"
     )
     retriever_cached_texts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         2000, description="vectors of observations kept (6 kB each at 1536 dimensions)"
+    )
+    retriever_gather_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
+        3, description="how long an observation waits for others to share its embedding call"
     )

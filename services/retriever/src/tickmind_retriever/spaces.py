@@ -40,12 +40,16 @@ class _Served:
 class Spaces:
     """Vectors of observations, each in the space it is asked for."""
 
-    def __init__(self, database: Database, settings: EmbeddingSettings, *, kept: int) -> None:
-        """`kept`: vectors kept of each space. Raises ConfigurationError for settings that no text
-        could be embedded with."""
+    def __init__(
+        self, database: Database, settings: EmbeddingSettings, *, kept: int, gather_s: float = 0.0
+    ) -> None:
+        """`kept`: vectors kept of each space; `gather_s`: how long a text waits for others to
+        share its call. Raises ConfigurationError for settings that no text could be embedded with.
+        """
         self._database = database
         self._settings = settings
         self._kept = kept
+        self._gather_s = gather_s
         self._own = Embedder(settings)  # wrong settings are told at once
         self._served: OrderedDict[int, _Served] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -78,7 +82,9 @@ class Spaces:
         before = self._served.pop(space_id, None)
         if before is not None:
             self._close(before)
-        vectors = QueryVectors(embedder, kept=self._kept)
+        # Made-up vectors take no call that could be shared.
+        gather_s = 0.0 if settings.embedding_provider == "hash" else self._gather_s
+        vectors = QueryVectors(embedder, kept=self._kept, gather_s=gather_s)
         found = _Served(settings=settings, embedder=embedder, vectors=vectors)
         self._served[space_id] = found
         while len(self._served) > _KEPT:
@@ -95,6 +101,13 @@ class Spaces:
         if note not in self._told:
             self._told.add(note)
             log(_logger, logging.WARNING, "embedding_space", note=note)
+
+    @property
+    def refusing(self) -> bool:
+        """Whether the provider in use has failed, so that texts not known are refused at once."""
+        if self._in_use is None or self._in_use.space_id not in self._served:
+            return False
+        return self._served[self._in_use.space_id].vectors.refusing
 
     async def fault(self) -> str | None:
         """Why no vectors can be had just now, in one sentence; None: they can."""

@@ -92,6 +92,29 @@ def recall(
     as_of_tick: Annotated[
         int | None, typer.Option(min=0, help="Only what had happened by this tick.")
     ] = None,
+    from_tick: Annotated[int | None, typer.Option(min=0, help="Only from this tick on.")] = None,
+    to_tick: Annotated[int | None, typer.Option(min=0, help="Only up to this tick.")] = None,
+    exclude_last_ticks: Annotated[
+        int | None, typer.Option(min=0, help="Not the last so many, now being one of them.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="REL,REC,IMP", help="Of the score; the world's where unset."),
+    ] = None,
+    distinct: Annotated[
+        Literal["off", "text", "numbers"] | None,
+        typer.Option(help="What says the same comes back once: by its words, or numbers aside."),
+    ] = None,
+    max_core: Annotated[
+        int | None, typer.Option(min=0, max=100, help="Most core memories that come first.")
+    ] = None,
+    fallback: Annotated[
+        Literal["none", "text"], typer.Option(help="Where TEXT cannot be embedded.")
+    ] = "none",
+    wait_for_tick: Annotated[
+        int | None, typer.Option(min=0, help="Wait until this tick is recorded.")
+    ] = None,
+    wait_ms: Annotated[int, typer.Option(min=0, max=60_000, help="So long at most.")] = 200,
     timeout: Annotated[
         float, typer.Option(min=0.001, max=60, help="Seconds; an engine would wait less.")
     ] = 5.0,
@@ -99,13 +122,25 @@ def recall(
 ) -> int:
     """Ask what an agent remembers about what it sees, and why each memory came back.
 
-    Remembering nothing is a normal answer. Where a fault is the reason, the exit code is 1.
+    Remembering nothing is a normal answer. Where a fault is the reason, the exit code is 1, unless
+    --fallback had something to tell all the same.
     """
     from tickmind.cli.output import note, print_json, safe, say
     from tickmind.cli.servers import broker_settings
 
     options: dict[str, Any] = {"k": k, "language": language, "ranking": ranking}
-    given = {"min_importance": min_importance, "as_of_tick": as_of_tick}
+    given = {
+        "min_importance": min_importance,
+        "as_of_tick": as_of_tick,
+        "from_tick": from_tick,
+        "to_tick": to_tick,
+        "exclude_last_ticks": exclude_last_ticks,
+        "weights": _weights(weights),
+        "distinct": distinct,
+        "max_core": max_core,
+        "wait_for_tick": wait_for_tick,
+    }
+    options |= {"fallback": fallback, "wait_ms": wait_ms}
     options |= {name: value for name, value in given.items() if value is not None}
     if kinds:
         options["kinds"] = [kind for part in kinds for kind in part.split(",") if kind]
@@ -116,8 +151,10 @@ def recall(
         print_json({"world": world, "tick": now, **asdict(answer)})
     if answer.reason is not None:
         detail = f" ({answer.detail})" if answer.detail else ""
-        note(f"tickmind: nothing came back, the reason is: {answer.reason}{detail}")
-        return 1
+        came = "only what needs no vector" if answer.memories else "nothing"
+        note(f"tickmind: {came} came back, the reason is: {answer.reason}{detail}")
+        if not answer.memories:
+            return 1
     if as_json:
         return 0
     if answer.memories:
@@ -127,6 +164,18 @@ def recall(
     else:
         say(f"{agent} remembers nothing of this at tick {now}.")
     return 0
+
+
+def _weights(given: str | None) -> dict[str, float] | None:
+    """Three numbers parted by commas, by their names."""
+    if given is None:
+        return None
+    names = ("relevance", "recency", "importance")
+    try:
+        return dict(zip(names, (float(part) for part in given.split(",")), strict=True))
+    except ValueError as exc:
+        msg = "--weights takes three numbers, such as 1,0.2,0.2"
+        raise typer.BadParameter(msg) from exc
 
 
 async def _recall(
@@ -147,7 +196,7 @@ async def _recall(
         if tick is None:
             # The watermark comes with any answer; its vector is kept for the question itself.
             first = await client.recall(world, agent, text, tick=0, timeout_s=timeout_s, k=1)
-            if first.reason is not None:
+            if first.reason is not None and first.recorded_tick is None:
                 return await _explained(client, settings, first), 0
             last = first.recorded_tick
             tick = 0 if last is None else min(last + 1, MAX_TICK)

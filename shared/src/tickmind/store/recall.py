@@ -24,10 +24,14 @@ __all__ = ["Filters", "Question", "Whom", "rank", "whom"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whom:
-    """Ids of the agents asked for that exist, by name, and how far their world's memory reaches."""
+    """Ids of the agents asked for that exist, by name, and how far their world's memory reaches.
+
+    `with_core`: ids of those among them that have core memories.
+    """
 
     agents: dict[str, int]
     watermarks: Watermarks
+    with_core: frozenset[int] = frozenset()
 
 
 _WHOM = text("""
@@ -39,7 +43,11 @@ _WHOM = text("""
                  ORDER BY a.name) AS names,
            ARRAY(SELECT a.id FROM agent a
                  WHERE a.world_id = w.id AND a.name = ANY(CAST(:names AS text[]))
-                 ORDER BY a.name) AS ids
+                 ORDER BY a.name) AS ids,
+           ARRAY(SELECT a.id FROM agent a
+                 WHERE a.world_id = w.id AND a.name = ANY(CAST(:names AS text[]))
+                   AND EXISTS (SELECT FROM memory m WHERE m.agent_id = a.id AND m.is_core)
+           ) AS with_core
     FROM world w
     CROSS JOIN LATERAL (SELECT max(tick) AS tick FROM tick_receipt WHERE world_id = w.id) recorded
     WHERE w.name = :world
@@ -58,6 +66,7 @@ async def whom(session: AsyncSession, world: str, names: Sequence[str], *, space
     return Whom(
         agents=dict(zip(row.names, row.ids, strict=True)),
         watermarks=Watermarks(recorded=row.recorded, embedded=embedded),
+        with_core=frozenset(row.with_core),
     )
 
 
@@ -74,8 +83,10 @@ class Filters:
     """Which memories may come back; None: no limit."""
 
     as_of_tick: int | None = None
+    from_tick: int | None = None
     kinds: tuple[str, ...] | None = None
     min_importance: int | None = None
+    core_only: bool = False
 
 
 # relevance: cosine of the raw vectors; pgvector says NaN where one is zero.
@@ -115,6 +126,8 @@ _STATEMENT = """
                 ON e.space_id = :space_id AND e.content_hash = r.content_hash
             WHERE r.generation_id = :generation_id AND r.agent_id = q.agent_id
               AND (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
+              AND (CAST(:from_tick AS bigint) IS NULL OR r.tick >= :from_tick)
+              AND (NOT CAST(:core_only AS boolean) OR r.is_core)
               AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
               AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
         ) AS scored
@@ -175,6 +188,8 @@ async def rank(
         "tick": tick,
         "half_life": max(half_life_ticks, _SHORTEST_HALF_LIFE),
         "as_of_tick": filters.as_of_tick,
+        "from_tick": filters.from_tick,
+        "core_only": filters.core_only,
         "kinds": list(filters.kinds) if filters.kinds is not None else None,
         "min_importance": filters.min_importance,
         "k": k,

@@ -1,0 +1,25 @@
+"""What the retriever counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+__all__ = ["Metrics"]
+
+
+class Metrics:
+    """What the retriever counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.recalls = Counter(
+            "tickmind_recalls",
+            "Answers by status and reason",
+            ["status", "reason"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "tickmind_recall_seconds",
+            "From the request's arrival here to its reply",
+            buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
+            registry=registry,
+        )

@@ -1,0 +1,214 @@
+"""The memories of each agent of a request, ranked: by vectors as they come, or without them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from tickmind.database import Database
+from tickmind.errors import TickmindError
+from tickmind.memory import Scored
+from tickmind.messages import RecallQuery
+from tickmind.store.recall import Question, Whom, rank
+from tickmind.store.spaces import Generation
+from tickmind.telemetry import log
+from tickmind_retriever.answers import Answers
+from tickmind_retriever.chosen import chosen
+from tickmind_retriever.fallback import Fallback, Unembedded
+from tickmind_retriever.query_vectors import Vector
+from tickmind_retriever.ranking import Terms
+from tickmind_retriever.sharing import Shared
+
+__all__ = ["Asking", "Ranker", "detail_of", "reason_of"]
+
+_logger = logging.getLogger("tickmind.retriever")
+
+#: Agents ranked by one statement: enough to spare round trips, few enough to answer in parts.
+_AGENTS_A_STATEMENT = 8
+#: Statements of one request that wait or run at once, for each place: a request for 1,000 agents
+#: has 125, and one that comes after it is not to wait for them all.
+_STATEMENTS_A_PLACE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manner:
+    """How questions are ranked: those that want the same may share a statement."""
+
+    generation: Generation
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """A request under way. `without_by`: when what can be done without is done without."""
+
+    answers: Answers
+    terms: Terms
+    without_by: float
+
+
+class Ranker:
+    """Ranks what requests ask for, in at most `parallel` statements at once of either sort."""
+
+    def __init__(self, database: Database, *, parallel: int) -> None:
+        self._database = database
+        self._parallel = parallel
+        self._fallback = Fallback(database, parallel=parallel)
+        self._rankings = Shared(
+            self._rank_together, parallel=parallel, most=_AGENTS_A_STATEMENT, spread=True
+        )
+
+    @property
+    def under_way(self) -> set[asyncio.Task[Sequence[list[Scored]]]]:
+        """Statements that have not ended."""
+        return self._rankings.under_way | self._fallback.under_way
+
+    async def rank_all(
+        self,
+        asking: Asking,
+        found: Whom,
+        vectors: Mapping[str, asyncio.Future[Vector]],
+        generation: Generation,
+    ) -> None:
+        """Rank each agent's memories as soon as the vector of its observation is there."""
+        answers = asking.answers
+        waiting: dict[asyncio.Future[Vector], list[tuple[int, RecallQuery]]] = {}
+        for place, query in answers.open():
+            if query.agent in found.agents:
+                waiting.setdefault(vectors[query.observation], []).append((place, query))
+            else:  # nobody has heard of this agent: it remembers nothing
+                answers.remember(place, [])
+        turns = asyncio.Semaphore(self._parallel * _STATEMENTS_A_PLACE)
+        async with asyncio.TaskGroup() as tasks:
+            while waiting:
+                answers.unembedded = {place for asked in waiting.values() for place, _ in asked}
+                done, late = await asyncio.wait(
+                    waiting,
+                    timeout=self._patience_s(asking),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if not done:
+                    asked = [query for future in late for query in waiting.pop(future)]
+                    tasks.create_task(
+                        self.without_vectors(
+                            asking, found, asked, "deadline", "the embedding API took too long"
+                        )
+                    )
+                questions = []
+                for future in done:
+                    asked = waiting.pop(future)
+                    exc = future.exception()
+                    if isinstance(exc, TickmindError):
+                        tasks.create_task(
+                            self.without_vectors(asking, found, asked, reason_of(exc), str(exc))
+                        )
+                        continue
+                    questions += [
+                        (
+                            place,
+                            Question(agent_id=found.agents[query.agent], vector=future.result()),
+                        )
+                        for place, query in asked
+                    ]
+                questions.sort(key=lambda question: question[0])
+                for first in range(0, len(questions), _AGENTS_A_STATEMENT):
+                    chunk = questions[first : first + _AGENTS_A_STATEMENT]
+                    tasks.create_task(self._rank(asking, found, chunk, generation, turns))
+            answers.unembedded = set()
+
+    def _patience_s(self, asking: Asking) -> float | None:
+        """How long to wait for vectors: to the end, or as long as it can be done without them."""
+        if asking.answers.request.options.fallback == "none":
+            return None
+        return max(0.0, asking.without_by - asyncio.get_running_loop().time())
+
+    async def _rank(
+        self,
+        asking: Asking,
+        found: Whom,
+        questions: Sequence[tuple[int, Question]],
+        generation: Generation,
+        turns: asyncio.Semaphore,
+    ) -> None:
+        async def ask(terms: Terms, asked: Sequence[Question]) -> Sequence[list[Scored]]:
+            manner = _Manner(generation=generation, terms=terms)
+            return await self._rankings.ask(manner, asked)
+
+        places = [place for place, _ in questions]
+        try:
+            async with turns:
+                ranked = await chosen(
+                    ask,
+                    asking.terms,
+                    [asked for _, asked in questions],
+                    with_core=found.with_core,
+                )
+        except (TickmindError, SQLAlchemyError) as exc:
+            log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
+            asking.answers.fill("database", detail_of(exc), places=places)
+            return
+        for place, memories in zip(places, ranked, strict=True):
+            asking.answers.remember(place, memories)
+
+    async def without_vectors(
+        self,
+        asking: Asking,
+        found: Whom,
+        asked: Sequence[tuple[int, RecallQuery]],
+        reason: str,
+        detail: str,
+    ) -> None:
+        """Answer by what is known without vectors, where the request asks for that."""
+        answers = asking.answers
+        if answers.request.options.fallback == "none":
+            answers.fill(reason, detail, places=[place for place, _ in asked])
+            return
+        known = [(place, query) for place, query in asked if query.agent in found.agents]
+        places = [place for place, _ in known]
+        questions = [
+            Unembedded(agent_id=found.agents[query.agent], observation=query.observation)
+            for _, query in known
+        ]
+        try:
+            ranked = await self._fallback.rank(asking.terms, questions, with_core=found.with_core)
+        except (TickmindError, SQLAlchemyError) as exc:
+            log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
+            answers.fill("database", detail_of(exc), places=places)
+            ranked = []
+        for place, memories in zip(places, ranked, strict=False):
+            answers.remember(place, memories, reason=reason, detail=detail)
+        for place, _ in asked:
+            if place not in places:  # nobody has heard of this agent
+                answers.remember(place, [])
+
+    async def _rank_together(
+        self, manner: _Manner, questions: Sequence[Question]
+    ) -> list[list[Scored]]:
+        terms = manner.terms
+        async with self._database.reading() as session:
+            return await rank(
+                session,
+                questions,
+                generation=manner.generation,
+                tick=terms.tick,
+                k=terms.k,
+                filters=terms.filters,
+                weights=terms.weights,
+                half_life_ticks=terms.half_life_ticks,
+            )
+
+
+def reason_of(exc: TickmindError) -> str:
+    """The reply's word for what failed."""
+    return "database" if exc.reason == "database" else "embedding"
+
+
+def detail_of(exc: TickmindError | SQLAlchemyError) -> str:
+    """What happened, without the statement and its parameters."""
+    if isinstance(exc, TickmindError):
+        return str(exc)
+    return f"the database refused the statement ({type(exc).__name__})"

@@ -1,0 +1,182 @@
+"""Many recalls at once: one embedding call, a pool that is not used up, and nobody starved."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tests.integration.test_recall_choice import embedded
+from tests.remembering import known, remember
+from tests.retrieving import retriever_settings, retrieving
+from tests.running import eventually
+from tickmind.database import Database
+from tickmind.hashed import hash_embed
+from tickmind.local.provider.faults import Hang
+from tickmind.local.provider.running import Provider
+from tickmind.local.provider.triggers import Containing
+from tickmind.settings import DatabaseSettings
+from tickmind.store import recall as recall_module
+from tickmind.store.spaces import Space
+from tickmind_retriever import ranker as ranker_module
+
+
+class Statements:
+    """Counts the ranking statements, and how many are under way at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, before: str | None = None) -> None:
+        self.all = self.now = self.most = 0
+        original = recall_module.rank
+
+        async def watched(session: Any, questions: Any, **options: Any) -> Any:
+            self.all += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+            try:
+                if before is not None:
+                    await session.execute(text(before))
+                return await original(session, questions, **options)
+            finally:
+                self.now -= 1
+
+        monkeypatch.setattr(ranker_module, "rank", watched)
+
+
+async def test_thousand_requests_share_a_pool_of_five(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each a world's agent of its own text; statements stay below the pool, all are answered."""
+    for number in range(20):
+        await embedded(database, [f"fish {number}", "rain"], agent=f"agent {number}")
+    statements = Statements(monkeypatch)
+    settings = retriever_settings(database_settings, database_pool_size=5)
+    pool = Database(settings, application="retriever-under-test")
+    async with retrieving(pool, settings) as retriever:
+        replies = await asyncio.gather(
+            *(
+                retriever.recall((f"agent {n % 20}", f"fish {n}"), deadline_ms=60_000)
+                for n in range(1000)
+            )
+        )
+        assert pool.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    await pool.dispose()
+    assert {reply.replies[0].status for reply in replies} == {"ok"}
+    assert statements.most <= 4
+    assert statements.all < 1000
+
+
+async def test_small_request_is_not_starved_by_large_ones(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests for a thousand agents each are under way, in either manner of ranking."""
+    await embedded(database, ["fish", "rain"])
+    statements = Statements(monkeypatch, before="SELECT pg_sleep(0.005)")
+    settings = retriever_settings(database_settings, database_pool_size=3)
+    pool = Database(settings, application="retriever-under-test")
+    async with retrieving(pool, settings) as retriever:
+        large = [
+            asyncio.create_task(
+                retriever.recall(
+                    *[("alice", f"fish {n}") for n in range(1000)], k=k, deadline_ms=60_000
+                )
+            )
+            for k in (5, 5, 4)
+        ]
+
+        async def begun() -> int:
+            return statements.all
+
+        await eventually(begun, lambda count: count > 10, what="statements")
+        before = statements.all
+        for number in range(5):
+            reply = await retriever.recall(("alice", f"rain {number}"), deadline_ms=60_000)
+            assert reply.replies[0].status == "ok"
+        # Each waited for its turn behind a few statements of each request, not behind all 375.
+        assert statements.all - before < 5 * 25
+        assert not any(task.done() for task in large)
+        for task in large:
+            assert {answer.status for answer in (await task).replies} == {"ok"}
+    await pool.dispose()
+
+
+async def test_requests_within_a_moment_share_one_embedding_call(
+    database: Database, database_settings: DatabaseSettings, provider: Provider
+) -> None:
+    space = Space(model="test", dimensions=64)
+    await known(database, {}, space)
+    await remember(database, ["fish"])
+    await known(database, {"fish": hash_embed("fish", 64)}, space)
+    settings = retriever_settings(
+        database_settings, provider.base_url, embedding_max_inputs=100, retriever_gather_ms=50
+    )
+    async with retrieving(database, settings) as retriever:
+        await retriever.recall(("alice", "warm"))
+        before = provider.ledger.totals().calls
+        replies = await asyncio.gather(
+            *(retriever.recall(("alice", f"market {n}")) for n in range(40))
+        )
+        assert provider.ledger.totals().calls == before + 1
+        await asyncio.gather(*(retriever.recall(("alice", f"market {n}")) for n in range(40)))
+        assert provider.ledger.totals().calls == before + 1
+    assert {reply.replies[0].status for reply in replies} == {"ok"}
+
+
+async def test_tick_of_a_hundred_agents_is_answered_in_part_at_the_deadline(
+    database: Database,
+    database_settings: DatabaseSettings,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bounded parallel statements; whose vectors are there is answered, the others have their
+    reason."""
+    space = Space(model="test", dimensions=64)
+    await known(database, {}, space)
+    for number in range(100):
+        await remember(database, ["fish"], agent=f"agent {number}")
+    await known(database, {"fish": hash_embed("fish", 64)}, space)
+    statements = Statements(monkeypatch)
+    settings = retriever_settings(
+        database_settings, provider.base_url, embedding_max_inputs=100, database_pool_size=4
+    )
+    provider.faults.add(Hang(), Containing(substring="slow"))
+    pool = Database(settings, application="retriever-under-test")
+    async with retrieving(pool, settings) as retriever:
+        seen = [(f"agent {n}", f"market {n}") for n in range(60)]
+        await retriever.recall(*seen, deadline_ms=60_000)
+        slow = [(f"agent {n}", f"slow {n}") for n in range(60, 100)]
+        reply = await retriever.recall(*seen, *slow, deadline_ms=3000)
+        provider.faults.clear()
+        provider.faults.release()
+    await pool.dispose()
+    told = [(answer.status, answer.reason) for answer in reply.replies]
+    assert told == [("ok", None)] * 60 + [("empty", "deadline")] * 40
+    assert statements.most <= 3
+
+
+async def test_running_statement_is_gone_after_the_deadline(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that computes, not one that waits for a lock: PostgreSQL itself ends it."""
+    await embedded(database, ["fish"])
+    busy = "SELECT count(*) FROM generate_series(1, 3000000000) AS n WHERE n % 7 = 8"
+    Statements(monkeypatch, before=busy)
+    settings = retriever_settings(database_settings, database_pool_size=3)
+    pool = Database(settings, application="retriever-under-test")
+    under_way = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE state = 'active'"
+        " AND application_name = 'retriever-under-test' AND query LIKE '%generate_series%'"
+    )
+
+    async def running() -> int:
+        async with database.reading() as session:
+            return int((await session.execute(under_way)).scalar_one())
+
+    async with retrieving(pool, settings) as retriever:
+        asking = asyncio.create_task(retriever.recall(("alice", "rain"), deadline_ms=2000))
+        await eventually(running, lambda count: count == 1, what="the statement")
+        reply = await asking
+        assert reply.replies[0].reason == "deadline"
+        await eventually(running, lambda count: count == 0, what="its end", timeout_s=5)
+    await pool.dispose()
