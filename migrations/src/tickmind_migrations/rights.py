@@ -12,8 +12,15 @@ from sqlalchemy import Connection, text
 
 __all__ = ["RIGHTS", "grant"]
 
+#: Of the budget that all who call a provider share: its functions run with the caller's rights.
+_BUDGET = dict.fromkeys(
+    ("provider_budget", "provider_reservation", "provider_ticket", "provider_usage"),
+    "SELECT, INSERT, UPDATE, DELETE",
+)
+
 #: By role and table. The recorder writes what it cannot read back: of a memory it sees what
-#: tells a repeated event, never a content; of vectors, nothing. The retriever writes nothing.
+#: tells a repeated event, never a content; of vectors, nothing. The retriever writes to the
+#: budget alone.
 RIGHTS: Mapping[str, Mapping[str, str]] = {
     "tickmind_recorder": {
         "alembic_version": "SELECT",
@@ -32,10 +39,11 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "memory": "SELECT",
         "embedding_space": "SELECT, INSERT, UPDATE",
         "index_generation": "SELECT, INSERT, UPDATE",
-        "embedding": "SELECT, INSERT",
+        "embedding": "SELECT, INSERT, DELETE",
         "pending_embedding": "SELECT, INSERT, UPDATE, DELETE",
         "embedding_job": "SELECT, INSERT, UPDATE, DELETE",
         "recall_index": "SELECT, INSERT",
+        **_BUDGET,
     },
     "tickmind_retriever": {
         "alembic_version": "SELECT",
@@ -48,6 +56,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "embedding": "SELECT",
         "pending_embedding": "SELECT",
         "recall_index": "SELECT",
+        **_BUDGET,
     },
 }
 
