@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -23,7 +23,7 @@ from tickmind.database import Database, sqlstate
 from tickmind.local.postgres import LocalPostgres
 from tickmind.local.provider.running import Provider
 from tickmind.local.rabbitmq import LocalRabbitmq
-from tickmind.settings import BrokerSettings, DatabaseSettings, Settings
+from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind.tables import metadata
 from tickmind_embedder.app import create_app as create_embedder
 from tickmind_embedder.settings import EmbedderSettings
@@ -37,8 +37,6 @@ from tickmind_retriever.settings import RetrieverSettings
 _FILES = Path(__file__).parents[2] / "charts" / "tickmind" / "files"
 _ODD = "~,>?@:/#%&\"'\\"
 _numbers = itertools.count(1)
-
-S = TypeVar("S", bound=Settings)
 
 
 async def _script(path: str, *arguments: str, **environment: str) -> str:
@@ -139,20 +137,34 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
     servers: _Servers, provider: Provider
 ) -> None:
     """case 44: with passwords that no URL can hold as they are; pgvector in its own schema."""
-    calls = {
+    metered: dict[str, Any] = {
         "embedding_provider": "openai",
         "embedding_base_url": provider.base_url,
-        "embedding_limits": "1000 texts/min",  # so that calls are reserved
+        "embedding_model": "test",
+        "embedding_limits": "3000 texts/min, 100 calls/10s",
     }
-
-    def told(kind: type[S], name: str) -> S:
-        database, broker = servers.database(f"tickmind_{name}"), servers.broker(name)
-        return settings_for(kind, database, broker, **calls)
-
     apps = [
-        create_recorder(told(RecorderSettings, "recorder")),
-        create_embedder(told(EmbedderSettings, "embedder")),
-        create_retriever(told(RetrieverSettings, "retriever")),
+        create_recorder(
+            settings_for(
+                RecorderSettings, servers.database("tickmind_recorder"), servers.broker("recorder")
+            )
+        ),
+        create_embedder(
+            settings_for(
+                EmbedderSettings,
+                servers.database("tickmind_embedder"),
+                servers.broker("embedder"),
+                **metered,
+            )
+        ),
+        create_retriever(
+            settings_for(
+                RetrieverSettings,
+                servers.database("tickmind_retriever"),
+                servers.broker("retriever"),
+                **metered,
+            )
+        ),
     ]
     owner = Database(servers.database("tickmind"), application="test")
     said: list[dict[str, Any]] = [
@@ -169,8 +181,8 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
         assert answer.status == "ok", answer
         # And what `helm test` runs, twice.
         for _ in range(2):
-            printed = await _script("test/fish.py", **servers.engine())
-            assert "bob told me: We sell fish" in printed
+            told = await _script("test/fish.py", **servers.engine())
+            assert "bob told me: We sell fish" in told
     await owner.dispose()
 
 

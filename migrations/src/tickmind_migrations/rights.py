@@ -12,15 +12,16 @@ from sqlalchemy import Connection, text
 
 __all__ = ["RIGHTS", "grant"]
 
-#: Of the budget that all who call a provider share: its functions run with the caller's rights.
-_BUDGET = dict.fromkeys(
-    ("provider_budget", "provider_reservation", "provider_ticket", "provider_usage"),
-    "SELECT, INSERT, UPDATE, DELETE",
-)
-
+#: Who calls the provider reserves what it takes of the fleet's budget.
+_BUDGET = {
+    "provider_budget": "SELECT, INSERT, UPDATE",
+    "provider_reservation": "SELECT, INSERT, UPDATE, DELETE",
+    "provider_ticket": "SELECT, INSERT, UPDATE, DELETE",
+    "provider_usage": "SELECT, INSERT, UPDATE",
+}
 #: By role and table. The recorder writes what it cannot read back: of a memory it sees what
-#: tells a repeated event, never a content; of vectors, nothing. The retriever writes to the
-#: budget alone.
+#: tells a repeated event, never a content; of vectors, nothing. The retriever writes nothing but
+#: what it spends.
 RIGHTS: Mapping[str, Mapping[str, str]] = {
     "tickmind_recorder": {
         "alembic_version": "SELECT",
