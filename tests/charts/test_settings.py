@@ -21,7 +21,7 @@ SERVICES: dict[str, type[Any]] = {
     "retriever": RetrieverSettings,
 }
 #: Passed on for versions of the services that know them.
-_LATER = {"embedding_profile", "embedding_limits"}
+_LATER = {"embedding_profile", "embedding_limits", "embedding_next_api_key"}
 _ODD = "~,>?@:/#%&"
 #: As `--set` wants it.
 _ODD_SET = _ODD.replace(",", "\\,")

@@ -64,7 +64,7 @@ def _oldest() -> str:
 def test_objects_are_what_kubernetes_takes_and_nothing_more(version: str) -> None:
     objects = [o for o in _objects() if o["kind"] not in _CUSTOM]
     wanted = _oldest() if version == "oldest" else version
-    said = isolated([_VALIDATE], "python", "-c", _VALIDATOR, stdin=json.dumps([wanted, objects]))
+    said = isolated(_VALIDATE, "python", "-c", _VALIDATOR, stdin=json.dumps([wanted, objects]))
     answer = json.loads(said)
     assert answer["objects"] > 100
     assert answer["faults"] == []
@@ -78,7 +78,7 @@ def test_validation_sees_an_unknown_field() -> None:
         "metadata": {"name": "x"},
         "spec": {"selectors": {}},
     }
-    said = isolated([_VALIDATE], "python", "-c", _VALIDATOR, stdin=json.dumps(["newest", [wrong]]))
+    said = isolated(_VALIDATE, "python", "-c", _VALIDATOR, stdin=json.dumps(["newest", [wrong]]))
     assert "selectors" in str(json.loads(said)["faults"])
 
 
@@ -114,7 +114,7 @@ def test_keda_knows_every_field() -> None:
     assert {o["kind"] for o in objects} == {"ScaledObject", "TriggerAuthentication"}
     wrong = json.loads(json.dumps(objects[0]))
     wrong["spec"]["minReplicas"] = 1  # that an unknown field is seen at all
-    said = isolated([_KEDA], "python", "-c", _TYPES, stdin=json.dumps([*objects, wrong]))
+    said = isolated(_KEDA, "python", "-c", _TYPES, stdin=json.dumps([*objects, wrong]))
     assert json.loads(said) == [f"{wrong['metadata']['name']}.minReplicas"]
 
 
@@ -187,7 +187,7 @@ def test_checkov_finds_nothing_that_is_not_explained(tmp_path: Path) -> None:
         path = tmp_path / f"{values}.yaml"
         path.write_text(yaml.safe_dump_all(render(values)), encoding="utf-8")
     said = isolated(
-        [_CHECKOV],
+        _CHECKOV,
         "checkov",
         *("--directory", str(tmp_path), "--framework", "kubernetes"),
         *("--quiet", "--compact", "--soft-fail", "--skip-download", "--output", "json"),

@@ -67,6 +67,13 @@ TICKMIND_EMBEDDING_API_KEY:
       name: {{ default (printf "%s-embedding" (include "tickmind.fullname" .)) $e.existingSecret }}
       key: {{ if $e.existingSecret }}{{ $e.secretKey }}{{ else }}api-key{{ end }}
 {{- end }}
+{{- if and $e.existingSecret $e.nextSecretKey }}
+TICKMIND_EMBEDDING_NEXT_API_KEY:
+  valueFrom:
+    secretKeyRef:
+      name: {{ $e.existingSecret }}
+      key: {{ $e.nextSecretKey }}
+{{- end }}
 {{- end }}
 TICKMIND_EMBEDDING_TIMEOUT_S: {value: {{ include "tickmind.text" $e.timeoutSeconds | quote }}}
 {{- end -}}
