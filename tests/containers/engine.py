@@ -54,7 +54,6 @@ async def running_engine(root: Path) -> AsyncIterator[Engine]:
     client = "/usr/bin/docker" if Path("/usr/bin/docker").exists() else shutil.which("docker")
     if client is None:
         missing("no docker on PATH: install Docker (Debian: docker.io)")
-    assert client is not None
     engine = Engine(client, None, own=False)
     if await engine.answers():
         yield engine
@@ -84,12 +83,20 @@ async def running_engine(root: Path) -> AsyncIterator[Engine]:
     await daemon.start()
     try:
         await daemon.ready(engine.answers, timeout_s=_READY_TIMEOUT_S)
+        await _empty(engine)
         yield engine
-        left = (await engine.docker("ps", "--all", "--quiet")).out.split()
-        if left:
-            await engine.docker("rm", "--force", "--volumes", *left)
+        await _empty(engine)
     finally:
         await uninterrupted(daemon.stop())
+
+
+async def _empty(engine: Engine) -> None:
+    """Remove everything but images: also what an earlier run could not, as it was killed."""
+    left = (await engine.docker("ps", "--all", "--quiet")).out.split()
+    if left:
+        await engine.docker("rm", "--force", "--volumes", *left)
+    for kind in ("network", "volume"):
+        await engine.docker(kind, "prune", "--force")
 
 
 async def _forwarding_is_closed() -> bool:

@@ -61,8 +61,10 @@ async def _provide_foundation(engine: Engine, scratch: Path) -> None:
     if shutil.which("mmdebstrap") is None:
         missing("no image registry is reached, and stand-ins need mmdebstrap: install it")
     archive = scratch / "debian.tar"
+    # Kept in it for what is installed on top: nothing of this has to survive a power cut.
+    unsafe = "--dpkgopt=force-unsafe-io"
     await run(
-        ["mmdebstrap", "--quiet", "--variant=minbase", _DEBIAN[0], archive, _DEBIAN[1]],
+        ["mmdebstrap", "--quiet", "--variant=minbase", unsafe, _DEBIAN[0], archive, _DEBIAN[1]],
         timeout_s=_BUILD_S,
     )
     await engine.docker("import", str(archive), _FOUNDATION)
