@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "MAX_TICK",
+    "ContextUse",
     "Kind",
     "Memory",
     "Ranking",
@@ -21,13 +22,19 @@ MAX_TICK = 2**63 - 1
 #: What sort of memory it is; a policy may name others.
 Kind = str
 
+#: What the utterance that a memory answers is good for: nothing, finding it by words, or that and
+#: being embedded with it.
+ContextUse = Literal["none", "words", "embedded"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """One remembered text of one agent, as the recorder stores it (no vector, no id yet).
 
     `event_key`: 16 bytes, unique within the agent; the same event always gives the same key.
-    `importance`: 1..10. `speaker`: who said it, where the agent only heard it.
+    `importance`: 1..10. `speaker`: who said it, where the agent only heard it. `present`: who said
+    and heard it. `context`: the utterance it answers, as this agent remembers it; never shown, and
+    no part of the memory's identity. `context_use`: whether it is wanted, and for what.
     """
 
     world: str
@@ -39,13 +46,17 @@ class Memory:
     event_key: bytes
     is_core: bool = False
     speaker: str | None = None
+    present: tuple[str, ...] = ()
+    context: str | None = None
+    context_use: ContextUse = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """One recalled memory with why it came back.
 
-    `score` is the composite the order follows; `relevance` in [-1, 1], `recency` in (0, 1].
+    `score` is the composite the order follows; `relevance` in [-1, 1.5] (the cosine, and up to
+    0.5 for words), `recency` in (0, 1].
     """
 
     id: int

@@ -27,7 +27,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import BIT, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, BIT, JSONB
 
 __all__ = ["SIGNATURE_BITS", "metadata"]
 
@@ -103,9 +103,19 @@ memory = Table(
     Column("context", Text),
     Column("content_hash", LargeBinary, nullable=False),
     Column("event_key", LargeBinary, nullable=False),
+    # `words.keys` of content and context; null: recorded before there were words.
+    Column("terms", ARRAY(BigInteger)),
     UniqueConstraint("agent_id", "event_key"),
     CheckConstraint("importance BETWEEN 1 AND 10", name="importance"),
     CheckConstraint("tick >= 0", name="tick"),
+    Index("ix_memory_agent_id_tick", "agent_id", "tick"),
+    # Every question looks through the index's pending list: kept short.
+    Index(
+        "ix_memory_terms",
+        "terms",
+        postgresql_using="gin",
+        postgresql_with={"fastupdate": "on", "gin_pending_list_limit": "64"},
+    ),
 )
 
 embedding_space = Table(
