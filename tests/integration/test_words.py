@@ -16,11 +16,13 @@ from tickmind import scoring
 from tickmind.database import Database
 from tickmind.identity import content_hash
 from tickmind.memory import Scored, Weights
+from tickmind.settings import DatabaseSettings
 from tickmind.store.embedding import store_vectors
 from tickmind.store.lexical import Asked, agent_sizes, find
 from tickmind.store.recall import Filters, Question, rank, whom
 from tickmind.store.spaces import Generation, Space
 from tickmind.words import digests, query_digests
+from tickmind_migrations import MEMORIES_A_TRANSACTION, upgrade
 
 _SPACE = Space(model="test", dimensions=24)
 _NO_FILTERS = Filters()
@@ -274,3 +276,25 @@ async def test_linking_moves_a_memory_from_words_alone_to_both(database: Databas
     assert before.id == after.id
     assert before.relevance == pytest.approx(scoring.WORDS_WEIGHT)
     assert after.relevance == pytest.approx(1 + scoring.WORDS_WEIGHT, abs=1e-3)
+
+
+async def test_migrating_gives_older_memories_their_words(
+    database: Database, database_settings: DatabaseSettings
+) -> None:
+    contents = [f"the fish number {n}" for n in range(MEMORIES_A_TRANSACTION + 5)]
+    await remember(database, contents)
+    agent_id = await _agent(database)
+    async with database.writing() as session:
+        before = (await session.execute(text("SELECT id, terms FROM memory ORDER BY id"))).all()
+        await session.execute(text("UPDATE memory SET terms = NULL"))
+    assert await _found(database, agent_id, "number 2004") == {}
+    told: list[str] = []
+    await upgrade(database_settings, told.append)
+    await upgrade(database_settings, told.append)
+    assert [line for line in told if "older" in line] == [
+        f"{len(contents)} older memories can be found by their words now"
+    ]
+    async with database.reading() as session:
+        after = (await session.execute(text("SELECT id, terms FROM memory ORDER BY id"))).all()
+    assert after == before
+    assert len(await _found(database, agent_id, "number 2004")) == 1

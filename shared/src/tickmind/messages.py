@@ -154,7 +154,7 @@ class WeightsIn(_Contract):
     """How much each term counts in a blended score."""
 
     relevance: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 1.0
-    recency: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.2
+    recency: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.1
     importance: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.2
 
 

@@ -109,6 +109,7 @@ memory = Table(
     CheckConstraint("importance BETWEEN 1 AND 10", name="importance"),
     CheckConstraint("tick >= 0", name="tick"),
     Index("ix_memory_agent_id_tick", "agent_id", "tick"),
+    Index("ix_memory_without_terms", "id", postgresql_where=text("terms IS NULL")),
     # Every question looks through the index's pending list: kept short.
     Index(
         "ix_memory_terms",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import pairwise
 from zlib import crc32
 
@@ -88,15 +89,30 @@ def terms(text: str) -> Iterator[str]:
 
 def digests(content: str, context: str | None = None, *, most: int = MAX_TERMS) -> list[int]:
     """The first `most` distinct terms, the content's before its context's, as 32 bits each."""
+    found = _of(content)
+    if context is not None:
+        found = tuple(dict.fromkeys(found + _of(context)))
+    return list(found[:most])
+
+
+def _of(text: str) -> tuple[int, ...]:
+    return _kept(text) if len(text) <= _KEPT_CHARS else _hashed(text)
+
+
+def _hashed(text: str) -> tuple[int, ...]:
     found: dict[str, None] = {}
-    for text in (content, context):
-        for term in terms(text or ""):
-            if len(found) == most:
-                break
-            found[term] = None
+    for term in terms(text):
+        found[term] = None
+        if len(found) == MAX_TERMS:
+            break
     # CRC-32 is no cryptographic hash and need not be: of an agent's 20,000 different terms, one
     # meets a term asked for by chance once in 200,000.
-    return list({crc32(term.encode()): None for term in found})
+    return tuple({crc32(term.encode()): None for term in found})
+
+
+#: What was said is the context of what is said next. 2048 texts are 3 MB.
+_KEPT_CHARS = 500
+_kept = lru_cache(maxsize=2048)(_hashed)
 
 
 def query_digests(observation: str) -> list[int]:

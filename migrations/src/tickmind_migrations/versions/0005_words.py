@@ -27,6 +27,11 @@ def upgrade() -> None:
             "CREATE INDEX CONCURRENTLY ix_memory_terms ON memory USING gin (terms)"
             " WITH (fastupdate = on, gin_pending_list_limit = 64)"
         )
+        # Empty but for what a release before records meanwhile.
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_without_terms")
+        op.execute(
+            "CREATE INDEX CONCURRENTLY ix_memory_without_terms ON memory (id) WHERE terms IS NULL"
+        )
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_agent_id_tick")
         op.execute("CREATE INDEX CONCURRENTLY ix_memory_agent_id_tick ON memory (agent_id, tick)")
 

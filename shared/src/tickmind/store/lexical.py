@@ -16,7 +16,7 @@ from tickmind import scoring
 from tickmind.store.recall import Filters
 from tickmind.words import digests, keys, pack, query_digests
 
-__all__ = ["Asked", "agent_sizes", "backfill", "find"]
+__all__ = ["Asked", "Filled", "agent_sizes", "backfill", "find"]
 
 #: Memories found for each question. Vectors find the rest: words that match worse than the
 #: hundredth best add less than what parts the best five.
@@ -150,12 +150,22 @@ _SET_TERMS = text("""
 """)
 
 
-async def backfill(session: AsyncSession, *, after: int, most: int) -> int | None:
-    """Give at most `most` memories recorded before there were words their terms, by id; the last
-    id, to go on from. None: there are no more. May run twice, and while others record."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """One chunk of older memories: how many got their words, and the last id, to go on from."""
+
+    filled: int
+    last: int
+
+
+async def backfill(session: AsyncSession, *, after: int, most: int) -> Filled | None:
+    """Give at most `most` memories recorded before there were words their terms, by id.
+
+    None: there are no more. May run twice, and while others record.
+    """
     rows = (await session.execute(_WITHOUT_TERMS, {"after": after, "most": most})).all()
     if not rows:
         return None
     packed = pack((row.agent_id, digests(row.content, row.context)) for row in rows)
     await session.execute(_SET_TERMS, packed | {"ids": [row.id for row in rows]})
-    return int(rows[-1].id)
+    return Filled(filled=len(rows), last=rows[-1].id)
