@@ -52,47 +52,47 @@ async def agent_sizes(session: AsyncSession, agent_ids: Sequence[int]) -> dict[i
 # Only the term is asked of the index: with the agent beside it in the same scan, the planner would
 # intersect it with an index of all the agent's memories. The numbers are those of `scoring`.
 # Rounded at the end: the order in which a sum is made up must not part equals.
+# Windows instead of joins: the planner takes each list of memories for one row, and would join
+# them by comparing all with all.
 _FIND_SQL = """
-    WITH asked AS MATERIALIZED (
-        SELECT * FROM unnest(CAST(:asked AS integer[]), CAST(:agent_ids AS bigint[]),
-                             CAST(:sizes AS float8[]), CAST(:keys AS bigint[]))
+    WITH posted AS (
+        SELECT k.asked, k.key, k.size, p.*
+        FROM unnest(CAST(:asked AS integer[]), CAST(:agent_ids AS bigint[]),
+                    CAST(:sizes AS float8[]), CAST(:keys AS bigint[]))
             AS k (asked, agent_id, size, key)
-    ), posted AS MATERIALIZED (
-        SELECT k.asked, k.key, p.*
-        FROM asked k
-        CROSS JOIN LATERAL (
-            SELECT m.id, cardinality(m.terms) AS length, m.agent_id, m.tick, m.kind, m.importance
-            FROM memory m WHERE m.terms @> ARRAY[k.key] LIMIT {documents} + 1
-        ) AS p
-        WHERE p.agent_id = k.agent_id
+        LEFT JOIN LATERAL (
+            SELECT * FROM (
+                SELECT m.id, cardinality(m.terms) AS length, m.agent_id, m.tick, m.kind,
+                       m.importance
+                FROM memory m WHERE m.terms @> ARRAY[k.key] LIMIT {documents} + 1
+            ) AS holding
+            WHERE holding.agent_id = k.agent_id
+        ) AS p ON true
     ), counted AS (
-        SELECT k.asked, k.key, count(p.id) AS documents, greatest(k.size, count(p.id)) AS size
-        FROM asked k LEFT JOIN posted p ON p.asked = k.asked AND p.key = k.key
-        GROUP BY k.asked, k.key, k.size
+        SELECT *, count(id) OVER term AS documents, row_number() OVER term AS nth
+        FROM posted WINDOW term AS (PARTITION BY asked, key)
     ), weighed AS (
-        SELECT asked, key, ln(1 + (size - documents + 0.5) / (documents + 0.5)) AS idf
+        SELECT *, ln(1 + (greatest(size, documents) - documents + 0.5) / (documents + 0.5)) AS idf
         FROM counted
         WHERE documents <= {documents}
-          AND (size < {small} OR documents <= {share} * size)
-    ), masses AS (
-        SELECT asked, {full} * sum(idf) AS least FROM weighed GROUP BY asked
+          AND (greatest(size, documents) < {small} OR documents <= {share} * size)
+    ), massed AS (
+        SELECT *, {full} * sum(idf) FILTER (WHERE nth = 1) OVER (PARTITION BY asked) AS least
+        FROM weighed
     ), scored AS (
-        SELECT r.asked, r.id,
-               sum(w.idf * {gain}::float8
-                   / ({fixed}::float8
-                      + {each}::float8 * r.length))
-               AS score
-        FROM posted r JOIN weighed w ON w.asked = r.asked AND w.key = r.key
-        WHERE (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
+        SELECT r.asked, r.id, max(r.least) AS least,
+               sum(r.idf * {gain}::float8 / ({fixed}::float8 + {each}::float8 * r.length)) AS score
+        FROM massed r
+        WHERE r.id IS NOT NULL
+          AND (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
           AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
           AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
         GROUP BY r.asked, r.id
     ), placed AS (
-        SELECT s.asked, s.id, round(1048576 * s.score / greatest(max(s.score) OVER w, m.least))
-                              / 1048576 AS words,
-               row_number() OVER (PARTITION BY s.asked ORDER BY s.score DESC, s.id DESC) AS place
-        FROM scored s JOIN masses m ON m.asked = s.asked
-        WINDOW w AS (PARTITION BY s.asked)
+        SELECT asked, id, round(1048576 * score / greatest(max(score) OVER (PARTITION BY asked),
+                                                           least)) / 1048576 AS words,
+               row_number() OVER (PARTITION BY asked ORDER BY score DESC, id DESC) AS place
+        FROM scored
     )
     SELECT asked, id, words FROM placed WHERE place <= {found} AND words > 0
     ORDER BY asked, place
