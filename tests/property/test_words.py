@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickmind.scoring import WORDS_WEIGHT, by_words, fused
-from tickmind.words import MAX_QUERY_TERMS, MAX_TERMS, digests, keys, pack, query_digests, terms
+from tickmind.words import MAX_QUERY_TERMS, MAX_TERMS, digests, keys, query_digests, terms
 
 TEXTS = st.text(max_size=200)
 AGENTS = st.integers(1, 2**63 - 1)
@@ -19,8 +19,8 @@ ASKED = st.frozensets(st.integers(0, 40), max_size=12)
 
 @given(TEXTS)
 def test_terms_are_the_same_for_equivalent_texts(text: str) -> None:
-    expected = list(terms(text))
-    assert list(terms(unicodedata.normalize("NFKC", text))) == expected
+    expected = terms(text)
+    assert terms(unicodedata.normalize("NFKC", text)) == expected
     assert all(expected)
     assert not any(character.isspace() for term in expected for character in term)
 
@@ -29,7 +29,7 @@ def test_terms_are_the_same_for_equivalent_texts(text: str) -> None:
 def test_symbols_alone_have_no_terms(text: str) -> None:
     folded = unicodedata.normalize("NFKC", text)
     if not any(character.isalnum() for character in folded):
-        assert list(terms(text)) == []
+        assert terms(text) == []
 
 
 @given(TEXTS, TEXTS)
@@ -53,14 +53,6 @@ def test_keys_fit_and_part_agents(one: int, other: int, text: str) -> None:
     assert all(0 <= key < 2**63 for key in mine)
     if (one - other) % 2**31:
         assert not set(mine) & set(theirs)
-
-
-@given(st.lists(st.tuples(AGENTS, st.lists(st.integers(0, 2**32 - 1), max_size=5)), max_size=6))
-def test_packed_slices_are_each_memorys_keys(memories: list[tuple[int, list[int]]]) -> None:
-    packed = pack(memories)
-    bounds = zip(packed["firsts"], packed["lasts"], strict=True)
-    slices = [packed["keys"][first - 1 : last] for first, last in bounds]
-    assert slices == [keys(agent, hashed) for agent, hashed in memories]
 
 
 @given(DOCUMENTS, ASKED)

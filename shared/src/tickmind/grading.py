@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tickmind.clean import is_blank
 from tickmind.decoding import DecodedTick, Rejected, alone
@@ -162,6 +162,8 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
             hearers = list(_hearers(decision, action.audience or rules.audience, tick.decisions))
             hearers_cut += max(0, len(hearers) - rules.max_hearers)
             hearers = hearers[: rules.max_hearers]
+        kept = action.context != "none"
+        present = (decision.agent, *hearers) if kept else ()
         new = [
             Memory(
                 world=tick.world,
@@ -173,20 +175,12 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
                 event_key=key if agent == decision.agent else hearer_key(key, agent),
                 is_core=is_core,
                 speaker=None if agent == decision.agent else decision.agent,
+                present=present,
+                context=context_of(action.kind, present, before.get(agent)) if kept else None,
+                context_use=action.context,
             )
             for agent in (decision.agent, *hearers)
         ]
-        if action.context != "none":
-            present = (decision.agent, *hearers)
-            new = [
-                replace(
-                    memory,
-                    present=present,
-                    context=context_of(memory.kind, present, before.get(memory.agent)),
-                    context_use=action.context,
-                )
-                for memory in new
-            ]
         before.update((memory.agent, memory) for memory in new)
         memories += new
     return Graded(

@@ -110,12 +110,12 @@ memory = Table(
     CheckConstraint("tick >= 0", name="tick"),
     Index("ix_memory_agent_id_tick", "agent_id", "tick"),
     Index("ix_memory_without_terms", "id", postgresql_where=text("terms IS NULL")),
-    # Every question looks through the index's pending list: kept short.
+    # A pending list would be looked through once for each term of every question.
     Index(
         "ix_memory_terms",
         "terms",
         postgresql_using="gin",
-        postgresql_with={"fastupdate": "on", "gin_pending_list_limit": "64"},
+        postgresql_with={"fastupdate": "off"},
     ),
 )
 

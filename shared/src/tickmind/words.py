@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from zlib import crc32
 
-__all__ = ["MAX_QUERY_TERMS", "MAX_TERMS", "digests", "keys", "pack", "query_digests", "terms"]
+__all__ = ["MAX_QUERY_TERMS", "MAX_TERMS", "array", "digests", "keys", "query_digests", "terms"]
 
 #: Distinct terms kept of a memory, the first in reading order: 2 kB of keys, so that a row stays
 #: on its page. A talk has 10 to 30; 256 are some 400 English words or 250 Chinese characters.
@@ -65,54 +65,47 @@ def _singular(word: str) -> str:
     return word
 
 
-def terms(text: str) -> Iterator[str]:
+def _raw(text: str) -> list[str]:
+    """Words and pairs of characters in reading order, folded, with repetition."""
+    text = text[:_MAX_CHARS]
+    if text.isascii():
+        return _ASCII_RUN.findall(text.lower())
+    found: list[str] = []
+    for run, word in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
+        if word:
+            found.append(word)
+        elif len(run) == 1:
+            found.append(run)
+        else:
+            found += map("".join, pairwise(run))
+    return found
+
+
+def terms(text: str) -> list[str]:
     """The terms of a text in reading order, with repetition; of a memory and of an observation
     alike. None for a text of symbols alone.
 
     Case, width and compatibility forms are folded (NFKC).
     """
-    text = text[:_MAX_CHARS]
-    if text.isascii():
-        for word in _ASCII_RUN.findall(text.lower()):
-            if word not in _SILENT:
-                yield _singular(word)
-        return
-    for run, word in _RUN.findall(unicodedata.normalize("NFKC", text).casefold()):
-        if word:
-            if word not in _SILENT:
-                yield _singular(word)
-        elif len(run) == 1:
-            yield run
-        else:
-            yield from map("".join, pairwise(run))
+    return [_singular(word) for word in _raw(text) if word not in _SILENT]
+
+
+# Kept, since the same words are said again and again: 65,536 of them are 10 MB.
+@lru_cache(maxsize=65_536)
+def _digest(raw: str) -> int | None:
+    """A term's 32 bits; None for a word that is none."""
+    # CRC-32 is no cryptographic hash and need not be: of an agent's 20,000 different terms, one
+    # meets a term asked for by chance once in 200,000.
+    return None if raw in _SILENT else crc32(_singular(raw).encode())
 
 
 def digests(content: str, context: str | None = None, *, most: int = MAX_TERMS) -> list[int]:
     """The first `most` distinct terms, the content's before its context's, as 32 bits each."""
-    found = _of(content)
+    found = dict.fromkeys(map(_digest, _raw(content)))
     if context is not None:
-        found = tuple(dict.fromkeys(found + _of(context)))
-    return list(found[:most])
-
-
-def _of(text: str) -> tuple[int, ...]:
-    return _kept(text) if len(text) <= _KEPT_CHARS else _hashed(text)
-
-
-def _hashed(text: str) -> tuple[int, ...]:
-    found: dict[str, None] = {}
-    for term in terms(text):
-        found[term] = None
-        if len(found) == MAX_TERMS:
-            break
-    # CRC-32 is no cryptographic hash and need not be: of an agent's 20,000 different terms, one
-    # meets a term asked for by chance once in 200,000.
-    return tuple({crc32(term.encode()): None for term in found})
-
-
-#: What was said is the context of what is said next. 2048 texts are 3 MB.
-_KEPT_CHARS = 500
-_kept = lru_cache(maxsize=2048)(_hashed)
+        found |= dict.fromkeys(map(_digest, _raw(context)))
+    found.pop(None, None)
+    return [digest for digest in islice(found, most) if digest is not None]
 
 
 def query_digests(observation: str) -> list[int]:
@@ -130,14 +123,7 @@ def keys(agent_id: int, hashed: Iterable[int]) -> list[int]:
     return [agent | hash_ for hash_ in hashed]
 
 
-def pack(memories: Iterable[tuple[int, Iterable[int]]]) -> dict[str, list[int]]:
-    """The keys of many memories (agent, digests) in one array, and where each one's first and last
-    are, as PostgreSQL slices arrays: from 1, the last included."""
-    flat: list[int] = []
-    firsts: list[int] = []
-    lasts: list[int] = []
-    for agent_id, hashed in memories:
-        firsts.append(len(flat) + 1)
-        flat += keys(agent_id, hashed)
-        lasts.append(len(flat))
-    return {"keys": flat, "firsts": firsts, "lasts": lasts}
+def array(keys_: Iterable[int]) -> str:
+    """Keys as PostgreSQL writes an array: the driver encodes one text for a memory in a fifth of
+    the time that it takes for 15 numbers."""
+    return "{" + ",".join(map(str, keys_)) + "}"

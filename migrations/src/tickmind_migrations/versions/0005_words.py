@@ -28,7 +28,7 @@ def upgrade() -> None:
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_terms")
         op.execute(
             "CREATE INDEX CONCURRENTLY ix_memory_terms ON memory USING gin (terms)"
-            " WITH (fastupdate = on, gin_pending_list_limit = 64)"
+            " WITH (fastupdate = off)"
         )
         # Empty but for what a release before records meanwhile.
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_without_terms")

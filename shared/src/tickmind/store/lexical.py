@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind import scoring
 from tickmind.store.recall import Filters
-from tickmind.words import digests, keys, pack, query_digests
+from tickmind.words import array, digests, keys, query_digests
 
 __all__ = ["Asked", "Filled", "agent_sizes", "backfill", "find"]
 
@@ -143,9 +143,8 @@ _WITHOUT_TERMS = text("""
     WHERE terms IS NULL AND id > :after ORDER BY id LIMIT :most
 """)
 _SET_TERMS = text("""
-    UPDATE memory m SET terms = (CAST(:keys AS bigint[]))[r.first : r.last]
-    FROM unnest(CAST(:ids AS bigint[]), CAST(:firsts AS integer[]), CAST(:lasts AS integer[]))
-        AS r (id, first, last)
+    UPDATE memory m SET terms = CAST(r.terms AS bigint[])
+    FROM unnest(CAST(:ids AS bigint[]), CAST(:terms AS text[])) AS r (id, terms)
     WHERE m.id = r.id AND m.terms IS NULL
 """)
 
@@ -166,6 +165,6 @@ async def backfill(session: AsyncSession, *, after: int, most: int) -> Filled | 
     rows = (await session.execute(_WITHOUT_TERMS, {"after": after, "most": most})).all()
     if not rows:
         return None
-    packed = pack((row.agent_id, digests(row.content, row.context)) for row in rows)
-    await session.execute(_SET_TERMS, packed | {"ids": [row.id for row in rows]})
+    terms = [array(keys(row.agent_id, digests(row.content, row.context))) for row in rows]
+    await session.execute(_SET_TERMS, {"ids": [row.id for row in rows], "terms": terms})
     return Filled(filled=len(rows), last=rows[-1].id)

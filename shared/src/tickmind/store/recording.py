@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tickmind.decoding import Rejected
 from tickmind.identity import content_hash, in_context, reject_key
 from tickmind.memory import Memory
-from tickmind.words import digests, pack
+from tickmind.words import array, digests, keys
 
 __all__ = [
     "AgentId",
@@ -116,15 +116,15 @@ _INSERT_MEMORIES = text("""
         INSERT INTO memory (agent_id, tick, speaker_id, importance, is_core, kind, content,
                             context, content_hash, event_key, terms)
         SELECT agent_id, tick, speaker_id, importance, is_core, kind, content, context,
-               content_hash, event_key, (CAST(:keys AS bigint[]))[first : last]
+               content_hash, event_key, CAST(terms AS bigint[])
         FROM unnest(
             CAST(:agent_ids AS bigint[]), CAST(:ticks AS bigint[]),
             CAST(:speaker_ids AS bigint[]), CAST(:importances AS smallint[]),
             CAST(:cores AS boolean[]), CAST(:kinds AS text[]), CAST(:contents AS text[]),
             CAST(:contexts AS text[]), CAST(:content_hashes AS bytea[]),
-            CAST(:event_keys AS bytea[]), CAST(:firsts AS integer[]), CAST(:lasts AS integer[]))
+            CAST(:event_keys AS bytea[]), CAST(:terms AS text[]))
             AS r (agent_id, tick, speaker_id, importance, is_core, kind, content, context,
-                  content_hash, event_key, first, last)
+                  content_hash, event_key, terms)
         ON CONFLICT (agent_id, event_key) DO NOTHING
         RETURNING id, agent_id, tick, importance, content_hash
     ), pending AS (
@@ -166,7 +166,10 @@ async def insert_memories(
             "contexts": [memory.context for _, _, memory in rows],
             "content_hashes": [content_hash(_embedded(memory)) for _, _, memory in rows],
             "event_keys": [memory.event_key for _, _, memory in rows],
-            **pack((agent.id, digests(m.content, m.context)) for agent, _, m in rows),
+            "terms": [
+                array(keys(agent.id, digests(memory.content, memory.context)))
+                for agent, _, memory in rows
+            ],
         },
     )
     return int(result.scalar_one())
