@@ -18,7 +18,7 @@ from tickmind.identity import content_hash
 from tickmind.memory import Scored, Weights
 from tickmind.settings import DatabaseSettings
 from tickmind.store.embedding import store_vectors
-from tickmind.store.lexical import Asked, agent_sizes, find
+from tickmind.store.lexical import MOST_FOUND, Asked, agent_sizes, find
 from tickmind.store.recall import Filters, Question, rank, whom
 from tickmind.store.spaces import Generation, Space
 from tickmind.words import digests, query_digests
@@ -259,6 +259,21 @@ async def test_a_very_long_text_keeps_a_bounded_number_of_terms(database: Databa
     agent_id = await _agent(database)
     assert len(await _found(database, agent_id, "the beginning")) == 1
     assert await _found(database, agent_id, "word49999") == {}
+
+
+async def test_a_term_that_too_many_memories_have_is_let_go(database: Database) -> None:
+    """However large the agent: a question looks through a bounded number of memories."""
+    many, few = scoring.MAX_DOCUMENTS + 1, scoring.MAX_DOCUMENTS
+    texts = [
+        *(f"frequent {n}x" for n in range(many)),
+        *(f"seldom {n}x" for n in range(few)),
+        *(f"else {n}x" for n in range(4 * many)),
+    ]
+    await remember(database, texts)
+    agent_id = await _agent(database)
+    assert await _found(database, agent_id, "frequent") == {}
+    assert len(await _found(database, agent_id, "seldom")) == MOST_FOUND
+    assert len(await _found(database, agent_id, "frequent 7x")) == 3
 
 
 async def test_linking_moves_a_memory_from_words_alone_to_both(database: Database) -> None:

@@ -16,7 +16,7 @@ from tickmind import scoring
 from tickmind.store.recall import Filters
 from tickmind.words import array, digests, keys, query_digests
 
-__all__ = ["Asked", "Filled", "agent_sizes", "backfill", "find"]
+__all__ = ["MOST_FOUND", "Asked", "Filled", "agent_sizes", "backfill", "find"]
 
 #: Memories found for each question. Vectors find the rest: words that match worse than the
 #: hundredth best add less than what parts the best five.
