@@ -55,7 +55,6 @@ async def test_words_tip_the_balance_between_vectors(
         reply = await retriever.recall(("alice", "any mackerel here?"), k=1)
     (best,) = reply.replies[0].memories
     assert best.content == texts[-1]
-    assert best.relevance > 0.5 - 0.4  # a made-up vector's cosine, and half for the words
 
 
 async def test_vectors_do_where_words_fail(

@@ -55,8 +55,8 @@ class Memory:
 class Scored:
     """One recalled memory with why it came back.
 
-    `score` is the composite the order follows; `relevance` in [-1, 1.5] (the cosine, and up to
-    0.5 for words), `recency` in (0, 1].
+    `score` is the composite the order follows; `relevance` in [-1, 1.4] (the cosine, and up to
+    0.4 for words), `recency` in (0, 1].
     """
 
     id: int
