@@ -15,6 +15,7 @@ from tickmind.hashed import hash_embed
 from tickmind.identity import content_hash
 from tickmind.store import recording
 from tickmind.store.spaces import Generation, Space, active_generation, ensure_space, refresh_mean
+from tickmind.words import digests, keys
 
 __all__ = ["DIMENSIONS", "LAST_TICK", "WORLD", "World", "fill", "observation"]
 
@@ -82,7 +83,7 @@ async def fill(database: Database, url: str, agents: dict[int, int]) -> World:
             "memory",
             columns=[
                 *("agent_id", "tick", "importance", "kind"),
-                *("content", "content_hash", "event_key"),
+                *("content", "content_hash", "event_key", "terms"),
             ],
             records=[
                 (
@@ -93,6 +94,7 @@ async def fill(database: Database, url: str, agents: dict[int, int]) -> World:
                     memory.text,
                     content_hash(memory.text),
                     number.to_bytes(16, "big"),
+                    keys(memory.agent_id, digests(memory.text)),
                 )
                 for number, memory in enumerate(memories)
             ],

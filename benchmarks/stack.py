@@ -20,7 +20,7 @@ from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind_migrations import upgrade
 
-__all__ = ["Stack", "running_stack"]
+__all__ = ["Stack", "running_database", "running_stack"]
 
 #: A service starts within 3 s on 2 idle cores, the embedding server too.
 _READY_S = 60.0
@@ -140,5 +140,19 @@ async def running_stack() -> AsyncIterator[Stack]:
             stack = Stack(postgres=postgres, rabbitmq=rabbitmq, state_dir=state_dir)
             await upgrade(stack.database_settings, lambda _: None)
             yield stack
+    finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+@asynccontextmanager
+async def running_database() -> AsyncIterator[DatabaseSettings]:
+    """A migrated PostgreSQL alone, wiped afterwards; for what is not about writing: not durable."""
+    state_dir = Path(tempfile.mkdtemp(prefix="tickmind-bench-", dir="/var/tmp"))
+    state_dir.chmod(0o755)
+    try:
+        async with running_postgres(state_dir / "postgres", durable=False) as postgres:
+            settings = DatabaseSettings(database_url=SecretStr(postgres.url))
+            await upgrade(settings, lambda _: None)
+            yield settings
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)

@@ -14,8 +14,8 @@ having just happened. Relevant are the memories of that agent whose content hold
 of the utterances (what the agent said, and what it heard). The figure of one question is the
 number of relevant ones among the five memories that came back, over the most there could be,
 min(5, number of relevant); the mean over all questions is reported. `recall5_zh` ranks as by
-default (blended), `recall5_zh_centred` blended with no weight on recency and importance, so by the
-centred cosine, `recall5_zh_relevance` by the raw cosine (`ranking: "relevance"`).
+default (blended), `recall5_zh_fused` blended with no weight on recency and importance, so by
+meaning and words, `recall5_zh_relevance` by the raw cosine (`ranking: "relevance"`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ASKED = "smallville-zh"
 _K = 5
 _RANKINGS: dict[str, dict[str, Any]] = {
     "recall5_zh": {"ranking": "blended"},
-    "recall5_zh_centred": {
+    "recall5_zh_fused": {
         "ranking": "blended",
         "weights": {"relevance": 1.0, "recency": 0.0, "importance": 0.0},
     },

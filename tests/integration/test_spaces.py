@@ -152,6 +152,7 @@ class Ranked:
             for question in questions:
                 self.models.append(generation.space.model)
                 expected = vector_of(generation.space.model, self.observation)
+                assert question.vector is not None
                 if not np.allclose(question.vector, expected, atol=1e-6):
                     self.foreign.append(generation.space.model)
             return await rank(session, questions, generation=generation, **options)

@@ -18,6 +18,7 @@ from tickmind.database import Database, pgvector_version, server_version
 from tickmind.errors import ConfigurationError
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings
+from tickmind.store.lexical import backfill
 from tickmind_migrations.rights import grant
 
 __all__ = ["config", "upgrade"]
@@ -34,6 +35,8 @@ LOCK_TIMEOUT_S = 10
 STATEMENT_TIMEOUT_S = 600
 #: Longest wait for another migrator, and between two looks at it.
 WAIT_S = 300.0
+#: Older memories given their words at once: half a second.
+MEMORIES_A_TRANSACTION = 2000
 LOOK_AGAIN_S = 0.1
 
 
@@ -133,6 +136,20 @@ def _upgrade(connection: Connection, report: Callable[[str], None]) -> None:
     )
 
 
+async def _fill_words(database: Database, report: Callable[[str], None]) -> None:
+    """Give memories their words that were recorded before there were any, or by a recorder of a
+    release before, in short transactions: it may be interrupted and begun again."""
+    after, filled = 0, 0
+    while True:
+        async with database.writing() as session:
+            done = await backfill(session, after=after, most=MEMORIES_A_TRANSACTION)
+        if done is None:
+            break
+        after, filled = done.last, filled + done.filled
+    if filled:
+        report(f"{filled} older memories can be found by their words now")
+
+
 async def upgrade(settings: DatabaseSettings, report: Callable[[str], None]) -> None:
     """Migrate to the newest schema. Raises ConfigurationError; the driver's errors pass through.
 
@@ -145,6 +162,7 @@ async def upgrade(settings: DatabaseSettings, report: Callable[[str], None]) -> 
             await _lock(connection)
             # The lock belongs to this session and goes with it, whatever happens.
             await connection.run_sync(_upgrade, report)
+            await _fill_words(database, report)
     finally:
         # asyncpg closes in the background; shielded, so that Ctrl-C leaves nothing half open.
         await asyncio.shield(database.dispose())

@@ -98,7 +98,7 @@ _REQUEST_EXAMPLE: dict[str, Any] = {
     "deadline_ms": 800,
     "max_chars": 2000,
     "ranking": "blended",
-    "weights": {"relevance": 1.0, "recency": 0.2, "importance": 0.2},
+    "weights": {"relevance": 1.0, "recency": 0.1, "importance": 0.2},
 }
 _REPLY_EXAMPLE: dict[str, Any] = {
     "world": "town-7",

@@ -18,7 +18,10 @@ from tickmind.messages import Decision
 from tickmind.policy import Action, Policy, WorldPolicy
 from tickmind.wording import Language, language_of, word
 
-__all__ = ["Graded", "grade"]
+__all__ = ["MAX_CONTEXT_CHARS", "Graded", "context_of", "grade"]
+
+#: Of a longer utterance the end is kept: that is what is answered.
+MAX_CONTEXT_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,14 @@ def _is_mute(decision: Decision) -> bool:
     return bool(given) and all(map(is_blank, given))
 
 
+def context_of(kind: str, present: Sequence[str], before: Memory | None) -> str | None:
+    """What a memory of this kind answers: the agent's own memory before it, where that is of the
+    same kind and its speaker is among those present now."""
+    if before is None or before.kind != kind or (before.speaker or before.agent) not in present:
+        return None
+    return before.content[-MAX_CONTEXT_CHARS:]
+
+
 def grade(tick: DecodedTick, policy: Policy) -> Graded:
     """Memories of everyone concerned by one tick, in the order of its decisions."""
     rules = policy.of(tick.world)
@@ -107,6 +118,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
     dropped: Counter[tuple[str, str]] = Counter()
     rejected: list[Rejected] = []
     seen: Counter[tuple[str, bytes]] = Counter()
+    before: dict[str, Memory] = {}  # each agent's latest in this message
     hearers_cut = 0
     for decision in tick.decisions:
         action, why = _action(rules, decision)
@@ -142,40 +154,35 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
         )
         importance = decision.importance if decision.importance is not None else action.importance
         is_core = decision.core if decision.core is not None else action.core
-        memories.append(
+        told, hearers = None, []
+        if action.heard:
+            values["speaker"] = decision.agent
+            told = word(action.words(language, heard=True), values)
+        if told is not None:
+            hearers = list(_hearers(decision, action.audience or rules.audience, tick.decisions))
+            hearers_cut += max(0, len(hearers) - rules.max_hearers)
+            hearers = hearers[: rules.max_hearers]
+        kept = action.context != "none"
+        present = (decision.agent, *hearers) if kept else ()
+        new = [
             Memory(
                 world=tick.world,
-                agent=decision.agent,
+                agent=agent,
                 tick=tick.tick,
                 kind=action.kind,
-                content=content,
+                content=content if told is None or agent == decision.agent else told,
                 importance=importance,
-                event_key=key,
+                event_key=key if agent == decision.agent else hearer_key(key, agent),
                 is_core=is_core,
+                speaker=None if agent == decision.agent else decision.agent,
+                present=present,
+                context=context_of(action.kind, present, before.get(agent)) if kept else None,
+                context_use=action.context,
             )
-        )
-        if not action.heard:
-            continue
-        values["speaker"] = decision.agent
-        told = word(action.words(language, heard=True), values)
-        if told is None:
-            continue
-        hearers = list(_hearers(decision, action.audience or rules.audience, tick.decisions))
-        hearers_cut += max(0, len(hearers) - rules.max_hearers)
-        memories.extend(
-            Memory(
-                world=tick.world,
-                agent=hearer,
-                tick=tick.tick,
-                kind=action.kind,
-                content=told,
-                importance=importance,
-                event_key=hearer_key(key, hearer),
-                is_core=is_core,
-                speaker=decision.agent,
-            )
-            for hearer in hearers[: rules.max_hearers]
-        )
+            for agent in (decision.agent, *hearers)
+        ]
+        before.update((memory.agent, memory) for memory in new)
+        memories += new
     return Graded(
         memories=tuple(memories),
         dropped=dropped,

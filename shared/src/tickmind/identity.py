@@ -6,7 +6,15 @@ import json
 from hashlib import blake2b
 from typing import Any
 
-__all__ = ["KEY_BYTES", "content_hash", "event_key", "hearer_key", "reject_key"]
+__all__ = [
+    "KEY_BYTES",
+    "content_hash",
+    "embedded_text",
+    "event_key",
+    "hearer_key",
+    "in_context",
+    "reject_key",
+]
 
 #: 128 bits: by the birthday bound, 10^12 events collide with probability 1.5e-15.
 KEY_BYTES = 16
@@ -48,6 +56,19 @@ def event_key(
 def hearer_key(spoken: bytes, hearer: str) -> bytes:
     """Key of a hearer's own memory of what was said."""
     return _digest(b"heard", spoken, hearer.encode())
+
+
+def embedded_text(content: str, context: str | None, content_hash_: bytes) -> str:
+    """The text that a memory's vector is of, whose hash it carries: its content, or, where the
+    policy has it embedded, its context with the content in the next line."""
+    if context is None or content_hash(content) == content_hash_:
+        return content
+    return in_context(content, context)
+
+
+def in_context(content: str, context: str) -> str:
+    """What is embedded of a memory together with the utterance it answers."""
+    return f"{context}\n{content}"
 
 
 def content_hash(text: str) -> bytes:

@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "MAX_TICK",
+    "ContextUse",
     "Distinct",
     "Kind",
     "Memory",
@@ -22,13 +23,19 @@ MAX_TICK = 2**63 - 1
 #: What sort of memory it is; a policy may name others.
 Kind = str
 
+#: What the utterance that a memory answers is good for: nothing, finding it by words, or that and
+#: being embedded with it.
+ContextUse = Literal["none", "words", "embedded"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """One remembered text of one agent, as the recorder stores it (no vector, no id yet).
 
     `event_key`: 16 bytes, unique within the agent; the same event always gives the same key.
-    `importance`: 1..10. `speaker`: who said it, where the agent only heard it.
+    `importance`: 1..10. `speaker`: who said it, where the agent only heard it. `present`: who said
+    and heard it. `context`: the utterance it answers, as this agent remembers it; never shown, and
+    no part of the memory's identity. `context_use`: whether it is wanted, and for what.
     """
 
     world: str
@@ -40,13 +47,17 @@ class Memory:
     event_key: bytes
     is_core: bool = False
     speaker: str | None = None
+    present: tuple[str, ...] = ()
+    context: str | None = None
+    context_use: ContextUse = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """One recalled memory with why it came back.
 
-    `score` is the composite the order follows; `relevance` in [-1, 1], `recency` in (0, 1].
+    `score` is the composite the order follows; `relevance` in [-1, 1.4] (the cosine, and up to
+    0.4 for words), `recency` in (0, 1].
     """
 
     id: int
@@ -62,10 +73,15 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How much each term counts in a blended score; each finite and >= 0."""
+    """How much each term counts in a blended score; each finite and >= 0.
+
+    Measured (`bench quality`, a town asked at its last tick about all of its day, which recency
+    can only spoil): 0.05 to 0.1 of recency cost 0.001 of recall@5, 0.2 costs 0.008; half-lives
+    of 50 to 5000 ticks differ by 0.002 at 0.1; importance costs nothing up to 0.4.
+    """
 
     relevance: float = 1.0
-    recency: float = 0.2
+    recency: float = 0.1
     importance: float = 0.2
 
 

@@ -18,6 +18,7 @@ from pydantic import (
 
 from tickmind import documents
 from tickmind.errors import ConfigurationError
+from tickmind.memory import ContextUse
 from tickmind.wording import LANGUAGES, Language, Template
 
 __all__ = ["Action", "Policy", "WorldPolicy", "default_policy", "load_policy", "parse_policy"]
@@ -69,12 +70,14 @@ class _Part(BaseModel):
 
 
 class Action(_Part):
-    """How one action is remembered. `heard`: the words of those who hear it, none: nobody does."""
+    """How one action is remembered. `heard`: the words of those who hear it, none: nobody does.
+    `context`: what the memory of the same kind before it is kept for."""
 
     importance: Annotated[int, Field(strict=True, ge=1, le=10)]
     kind: Annotated[str, Field(min_length=1, max_length=50)] = "observation"
     core: bool = False
     audience: Audience | None = None
+    context: ContextUse = "none"
     wording: Annotated[Wordings, AfterValidator(_not_empty), AfterValidator(_without_speaker)]
     heard: Wordings = {}
 

@@ -11,7 +11,7 @@ cosine of centred vectors, since models like e5 squeeze raw cosines into .8 to .
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,45 @@ from numpy.typing import NDArray
 from tickmind.errors import ConfigurationError
 from tickmind.memory import Weights
 
-__all__ = ["MAX_HALF_LIVES", "NO_RELEVANCE", "blended", "rank", "recency", "relevance"]
+__all__ = [
+    "MAX_DOCUMENTS",
+    "MAX_HALF_LIVES",
+    "NO_RELEVANCE",
+    "WORDS_WEIGHT",
+    "blended",
+    "by_words",
+    "fused",
+    "rank",
+    "recency",
+    "relevance",
+]
 
 Scores = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 #: Relevance of a vector without a direction (zero, or zero once centred): the least there is.
 NO_RELEVANCE = -1.0
+
+#: How much the best match by words adds to a cosine. With FULL_SHARE the highest that loses none
+#: of the 25 questions of the demonstration's town, whose observations share few words with what
+#: should come to mind (`bench quality` and its notes have the others).
+WORDS_WEIGHT = 0.4
+
+# BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond",
+# equation 3.15), its usual constants; with a term that is there or not, however often, since
+# memories are short (measured: no difference), and a typical length in place of the agent's mean,
+# so that a score needs no statistics of the agent but its size.
+K1, B = 1.2, 0.75
+TYPICAL_TERMS = 30
+#: A term that so many memories of the agent have is no help in telling them apart; looking
+#: through them would cost more than all other terms.
+MAX_DOCUMENTS = 1000
+#: Nor is one that this share of them has, once there are some (`SMALL_AGENT`).
+MAX_SHARE = 0.25
+SMALL_AGENT = 20
+#: The best match counts in full where it holds this share of what was asked for, by weight of
+#: terms; below, in proportion, so that one common word does not make a match.
+FULL_SHARE = 0.25
 
 #: Recency stops falling after so many half-lives. 2^-1022 is the smallest normal float64; beyond
 #: it PostgreSQL's power() raises "underflow" where numpy gives 0. SQL needs the same LEAST.
@@ -59,6 +91,37 @@ def blended(
         + weights.recency * np.asarray(recency, dtype=np.float64)
         + weights.importance * (np.asarray(importance, dtype=np.float64) / 10.0)
     )
+
+
+def by_words(documents: Sequence[Set[int]], asked: Set[int]) -> Scores:
+    """How well the words of each memory of one agent match those asked for: (n,) in [0, 1].
+
+    BM25, over its best in this question, or over FULL_SHARE of what all terms asked for weigh
+    where that is more. Terms are any numbers that stand for words.
+    """
+    scores = np.zeros(len(documents))
+    mass = 0.0
+    lengths = np.array([len(document) for document in documents], dtype=np.float64)
+    for term in sorted(asked):
+        holds = np.array([term in document for document in documents], dtype=bool)
+        count, size = int(holds.sum()), len(documents)
+        if count > MAX_DOCUMENTS or (size >= SMALL_AGENT and count > MAX_SHARE * size):
+            continue
+        idf = math.log(1 + (size - count + 0.5) / (count + 0.5))
+        mass += idf
+        scores += holds * idf * (K1 + 1) / (1 + K1 * (1 - B + B * lengths / TYPICAL_TERMS))
+    best = max(scores.max(initial=0.0), FULL_SHARE * mass)
+    return scores / best if best > 0 else scores
+
+
+def fused(cosine: Scores, words: Scores) -> Scores:
+    """Relevance: what a memory means and the words it has, cosine + WORDS_WEIGHT * words.
+
+    Both (n,): cosine in [-1, 1], words in [0, 1]; returns (n,) in [-1, 1 + WORDS_WEIGHT], rising
+    in both. A memory without words of the question keeps its cosine, one without a vector has 0
+    for it.
+    """
+    return cosine + WORDS_WEIGHT * words
 
 
 def recency(ticks: Integers | Sequence[int], now: int, half_life_ticks: float) -> Scores:

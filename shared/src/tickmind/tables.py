@@ -27,7 +27,7 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import BIT, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, BIT, JSONB
 
 __all__ = ["SIGNATURE_BITS", "metadata"]
 
@@ -103,10 +103,21 @@ memory = Table(
     Column("context", Text),
     Column("content_hash", LargeBinary, nullable=False),
     Column("event_key", LargeBinary, nullable=False),
+    # `words.keys` of content and context; null: recorded before there were words.
+    Column("terms", ARRAY(BigInteger)),
     UniqueConstraint("agent_id", "event_key"),
     CheckConstraint("importance BETWEEN 1 AND 10", name="importance"),
     CheckConstraint("tick >= 0", name="tick"),
     Index("ix_memory_agent_id_core", "agent_id", postgresql_where=text("is_core")),
+    Index("ix_memory_agent_id_tick", "agent_id", "tick"),
+    Index("ix_memory_without_terms", "id", postgresql_where=text("terms IS NULL")),
+    # A pending list would be looked through once for each term of every question.
+    Index(
+        "ix_memory_terms",
+        "terms",
+        postgresql_using="gin",
+        postgresql_with={"fastupdate": "off"},
+    ),
 )
 
 embedding_space = Table(

@@ -18,6 +18,7 @@ from tickmind.grading import Graded, grade
 from tickmind.messages import MAX_NAME_CHARS
 from tickmind.policy import Policy
 from tickmind.store import recording
+from tickmind.store.context import with_context
 from tickmind.store.recording import AgentId, Receipt, RejectRow
 from tickmind.topology import MAX_KEY_BYTES, TICK_ENDED_PREFIX
 
@@ -229,6 +230,7 @@ class Handler:
         stored = 0
         async with self._database.writing() as session:
             if rows:
+                rows = await with_context(session, rows, agents)
                 stored = await recording.insert_memories(session, rows)
             await recording.insert_receipts(session, receipts)
             await recording.insert_rejects(session, rejects)

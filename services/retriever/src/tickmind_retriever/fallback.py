@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from tickmind.database import Database
 from tickmind.memory import Scored
-from tickmind.store.unembedded import rank_by_recency_and_importance
+from tickmind.store.recall import Question, rank
 from tickmind_retriever.chosen import chosen
 from tickmind_retriever.ranking import Terms
 from tickmind_retriever.sharing import Shared
+from tickmind_retriever.words import Words
 
 __all__ = ["Fallback", "Unembedded"]
 
@@ -28,13 +29,12 @@ class Unembedded:
 
 
 class Fallback:
-    """Ranks by what can be known without a vector: recency and importance.
+    """Ranks by what can be known without a vector: words, recency and importance, of the memories
+    that words find and of the newest."""
 
-    The observation's words are at hand here, and count once there is an index of words.
-    """
-
-    def __init__(self, database: Database, *, parallel: int) -> None:
+    def __init__(self, database: Database, words: Words, *, parallel: int) -> None:
         self._database = database
+        self._words = words
         self._rankings = Shared(
             self._rank_together, parallel=parallel, most=_AGENTS_A_STATEMENT, spread=True
         )
@@ -53,10 +53,18 @@ class Fallback:
     async def _rank_together(
         self, terms: Terms, questions: Sequence[Unembedded]
     ) -> list[list[Scored]]:
+        words = await self._words.find(
+            [(question.agent_id, question.observation) for question in questions],
+            filters=terms.filters,
+        )
         async with self._database.reading() as session:
-            return await rank_by_recency_and_importance(
+            return await rank(
                 session,
-                [question.agent_id for question in questions],
+                [
+                    Question(agent_id=question.agent_id, vector=None, words=found)
+                    for question, found in zip(questions, words, strict=True)
+                ],
+                generation=None,
                 tick=terms.tick,
                 k=terms.k,
                 filters=terms.filters,

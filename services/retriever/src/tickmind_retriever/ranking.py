@@ -1,7 +1,7 @@
 """How memories are ranked where a request does not say: the ranking file, by world.
 
     version: 1
-    defaults: {half_life_ticks: 500, weights: {relevance: 1, recency: 0.2, importance: 0.2}}
+    defaults: {half_life_ticks: 500, weights: {relevance: 1, recency: 0.1, importance: 0.2}}
     worlds:
       town-7: {half_life_ticks: 2000, distinct: numbers}
 

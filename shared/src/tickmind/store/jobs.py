@@ -9,6 +9,8 @@ from uuid import UUID
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.identity import embedded_text
+
 __all__ = ["Claimed", "Job", "claim", "claimable", "park", "release", "renew", "retry_later"]
 
 
@@ -50,11 +52,12 @@ _CLAIM = text("""
         WHERE j.space_id = head.space_id AND j.content_hash = head.content_hash
         RETURNING j.content_hash, j.attempts, j.due_order
     )
-    SELECT c.content_hash, c.attempts, m.content
+    SELECT c.content_hash, c.attempts, m.content, m.context
     FROM claimed c
     LEFT JOIN embedding e ON e.space_id = :space_id AND e.content_hash = c.content_hash
     LEFT JOIN LATERAL (
-        SELECT memory.content FROM pending_embedding p JOIN memory ON memory.id = p.memory_id
+        SELECT memory.content, memory.context
+        FROM pending_embedding p JOIN memory ON memory.id = p.memory_id
         WHERE p.space_id = :space_id AND p.content_hash = c.content_hash
           AND e.content_hash IS NULL
         LIMIT 1
@@ -84,7 +87,12 @@ async def claim(
     if needless:
         await session.execute(_DROP, {"space_id": space_id, "hashes": needless, "token": token})
     jobs = [
-        Job(content_hash=row.content_hash, content=row.content, attempts=row.attempts, token=token)
+        Job(
+            content_hash=row.content_hash,
+            content=embedded_text(row.content, row.context, row.content_hash),
+            attempts=row.attempts,
+            token=token,
+        )
         for row in rows
         if row.content is not None
     ]

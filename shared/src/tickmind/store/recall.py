@@ -1,13 +1,15 @@
 """What the retriever reads: who is asked, how far memory reaches, and the ranked memories.
 
 Ranking is exact: every memory of the agent that has a vector is scored, by the definitions of
-`tickmind.scoring`, which the tests hold these statements to.
+`tickmind.scoring`, which the tests hold these statements to. What words find is scored beside
+them, with a vector or without (`_BESIDE`): words only ever add to a score, so the best of all are
+among the best without words and those that words found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Scored, Watermarks, Weights
-from tickmind.scoring import MAX_HALF_LIVES
+from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
 from tickmind.store.spaces import Generation
 
 __all__ = ["Filters", "Question", "Whom", "rank", "whom"]
@@ -72,10 +74,15 @@ async def whom(session: AsyncSession, world: str, names: Sequence[str], *, space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One agent, and the vector of what it sees: (dimensions,) float32, unit length."""
+    """One agent, and the vector of what it sees: (dimensions,) float32, unit length.
+
+    `vector` None: there is none, words, recency and importance must do. `words`: what they found
+    (`lexical.find`): memory ids with how well, in (0, 1].
+    """
 
     agent_id: int
-    vector: NDArray[np.float32]
+    vector: NDArray[np.float32] | None
+    words: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +117,19 @@ _RECENCY = f"""
 #: might overflow.
 _SHORTEST_HALF_LIFE = 1e-6
 
-_STATEMENT = """
-    SELECT q.asked, m.id, top.tick, top.kind, m.content, top.importance, top.is_core,
-           top.relevance, top.recency, top.score
-    FROM unnest(CAST(:agent_ids AS bigint[]), CAST(:vectors AS halfvec[]),
-                CAST(:mean_dots AS float8[]))
-         WITH ORDINALITY AS q (agent_id, vector, mean_dot, asked)
-    CROSS JOIN LATERAL (
+#: Memories of an agent that are looked at for want of a vector, the newest ones: what waits to be
+#: embedded is mostly new. Older ones without a vector are found by their words.
+_NEWEST = 50
+
+_FILTERS = """
+          (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
+          AND (CAST(:from_tick AS bigint) IS NULL OR r.tick >= :from_tick)
+          AND (NOT CAST(:core_only AS boolean) OR r.is_core)
+          AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
+          AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
+"""
+# The best by vectors alone.
+_INDEXED = """
         SELECT scored.*, {score} AS score
         FROM (
             SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
@@ -124,39 +137,117 @@ _STATEMENT = """
             FROM recall_index r
             JOIN embedding e
                 ON e.space_id = :space_id AND e.content_hash = r.content_hash
-            WHERE r.generation_id = :generation_id AND r.agent_id = q.agent_id
-              AND (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
-              AND (CAST(:from_tick AS bigint) IS NULL OR r.tick >= :from_tick)
-              AND (NOT CAST(:core_only AS boolean) OR r.is_core)
-              AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
-              AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
+            WHERE r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {filters}
         ) AS scored
         ORDER BY score DESC, scored.tick DESC, scored.memory_id DESC
         LIMIT :k
-    ) AS top
+"""
+_HITS = """
+    WITH hits AS MATERIALIZED (
+        SELECT * FROM unnest(CAST(:hit_asked AS integer[]), CAST(:hit_ids AS bigint[]),
+                             CAST(:hit_words AS float8[])) AS h (asked, memory_id, words)
+    )
+"""
+# Of the agent: what words found, and the newest.
+_CANDIDATES = """
+            FROM (
+                SELECT memory_id, words FROM hits WHERE hits.asked = q.asked
+                UNION ALL
+                SELECT newest.id, 0 FROM (
+                    SELECT r.id FROM memory r
+                    WHERE r.agent_id = q.agent_id AND {filters}
+                    ORDER BY r.tick DESC, r.id DESC LIMIT :newest) AS newest
+            ) AS h
+            JOIN memory r ON r.id = h.memory_id AND r.agent_id = q.agent_id
+"""
+# What words found, with its vector; and, of those candidates, what still waits for one: its cosine
+# is not known, which is 0 here, neither a match nor the contrary.
+_BESIDE = """
+        SELECT scored.*, {score} AS score
+        FROM (
+            SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
+                   {relevance} + {words_weight} * h.words AS relevance, {recency} AS recency
+            FROM hits h
+            JOIN recall_index r ON r.memory_id = h.memory_id
+                AND r.generation_id = :generation_id AND r.agent_id = q.agent_id
+            JOIN embedding e
+                ON e.space_id = :space_id AND e.content_hash = r.content_hash
+            WHERE h.asked = q.asked AND {filters}
+            UNION ALL
+            SELECT r.id, r.tick, r.kind, r.importance, r.is_core,
+                   {words_weight} * h.words AS relevance, {recency} AS recency
+            {candidates}
+            WHERE EXISTS (SELECT FROM pending_embedding p
+                          WHERE p.memory_id = r.id AND p.space_id = :space_id) AND {filters}
+        ) AS scored
+"""
+_WITHOUT_VECTOR = """
+        SELECT scored.*, {score} AS score
+        FROM (
+            SELECT r.id AS memory_id, r.tick, r.kind, r.importance, r.is_core,
+                   {words_weight} * h.words AS relevance, {recency} AS recency
+            {candidates}
+            WHERE {filters}
+        ) AS scored
+"""
+# The same memory may come from both, with words and without.
+_BEST = """
+        SELECT * FROM (
+            SELECT DISTINCT ON (memory_id) * FROM ({found}) AS found
+            ORDER BY memory_id, score DESC
+        ) AS once
+        ORDER BY score DESC, tick DESC, memory_id DESC
+        LIMIT :k
+"""
+_STATEMENT = """
+    SELECT q.asked, m.id, top.tick, top.kind, m.content, top.importance, top.is_core,
+           top.relevance, top.recency, top.score
+    FROM unnest({asked}) WITH ORDINALITY AS q ({columns}, asked)
+    CROSS JOIN LATERAL ({top}) AS top
     JOIN memory m ON m.id = top.memory_id
     ORDER BY q.asked, top.score DESC, top.tick DESC, top.memory_id DESC
 """
+_ASKED = """CAST(:agent_ids AS bigint[]), CAST(:vectors AS halfvec[]),
+                CAST(:mean_dots AS float8[])"""
 _BLENDED = """
     (:w_relevance * scored.relevance + :w_recency * scored.recency
      + :w_importance * (scored.importance / 10::float8))
 """
 
 
-def _statement(score: str, relevance: str) -> TextClause:
-    return text(_STATEMENT.format(score=score, relevance=relevance, recency=_RECENCY))
+def _statement(score: str, relevance: str | None, *, words: bool) -> TextClause:
+    """`relevance` None: of questions without a vector. `words`: those count, too."""
+    parts = {
+        "score": score,
+        "relevance": relevance,
+        "recency": _RECENCY,
+        "filters": _FILTERS,
+        "candidates": _CANDIDATES.format(filters=_FILTERS),
+        "words_weight": WORDS_WEIGHT,
+    }
+    if relevance is None:
+        asked, columns = "CAST(:agent_ids AS bigint[])", "agent_id"
+        top = _BEST.format(found=_WITHOUT_VECTOR.format(**parts))
+    else:
+        asked, columns = _ASKED, "agent_id, vector, mean_dot"
+        top = _INDEXED.format(**parts)
+        if words:
+            found = f"({top}) UNION ALL ({_BESIDE.format(**parts)})"
+            top = _BEST.format(found=found)
+    return text((_HITS if words else "") + _STATEMENT.format(asked=asked, columns=columns, top=top))
 
 
-_BY_RELEVANCE = _statement("scored.relevance", _RAW)
-_BY_BLEND_RAW = _statement(_BLENDED, _RAW)
-_BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED)
+_BY_RELEVANCE = _statement("scored.relevance", _RAW, words=False)
+_BY_BLEND_RAW = _statement(_BLENDED, _RAW, words=True)
+_BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED, words=True)
+_BY_WORDS = _statement(_BLENDED, None, words=True)
 
 
 async def rank(
     session: AsyncSession,
     questions: Sequence[Question],
     *,
-    generation: Generation,
+    generation: Generation | None,
     tick: int,
     k: int,
     filters: Filters,
@@ -165,26 +256,12 @@ async def rank(
 ) -> list[list[Scored]]:
     """The best `k` memories for each question, best first; ties: newer tick, then higher id.
 
-    `weights` None: cosine alone, as `ranking: "relevance"` asks.
+    `weights` None: cosine alone, as `ranking: "relevance"` asks; words do not count then.
+    Questions have a vector all or none: without, relevance is what words give, and nothing is
+    found where it is all that was asked for. `generation` None: there are no vectors yet.
     """
-    mean = _halved(generation.mean) if weights is not None and generation.mean is not None else None
-    vectors: list[HalfVector] = []
-    mean_dots: list[float | None] = []
-    for question in questions:
-        vector, mean_dot = question.vector, None
-        if mean is not None and vector.any():
-            vector = _unit(vector - mean)
-            if vector.any():
-                # With the rounded vector the database gets, so that rounding cancels.
-                mean_dot = float(_halved(vector).astype(np.float64) @ mean)
-        vectors.append(HalfVector(vector))
-        mean_dots.append(mean_dot)
     parameters: dict[str, object] = {
         "agent_ids": [question.agent_id for question in questions],
-        "vectors": vectors,
-        "mean_dots": mean_dots,
-        "space_id": generation.space_id,
-        "generation_id": generation.id,
         "tick": tick,
         "half_life": max(half_life_ticks, _SHORTEST_HALF_LIFE),
         "as_of_tick": filters.as_of_tick,
@@ -194,16 +271,29 @@ async def rank(
         "min_importance": filters.min_importance,
         "k": k,
     }
-    statement = _BY_RELEVANCE
     if weights is not None:
-        statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
         parameters |= {
+            "newest": _NEWEST,
             "w_relevance": weights.relevance,
             "w_recency": weights.recency,
             "w_importance": weights.importance,
+            "hit_asked": [n for n, q in enumerate(questions, 1) for _ in q.words],
+            "hit_ids": [id_ for q in questions for id_ in q.words],
+            "hit_words": [words for q in questions for words in q.words.values()],
         }
-        if mean is not None:
-            parameters["mean"] = HalfVector(mean)
+    if generation is None or any(question.vector is None for question in questions):
+        if weights is None:
+            return [[] for _ in questions]
+        statement = _BY_WORDS
+    else:
+        mean = None
+        if weights is not None and generation.mean is not None:
+            mean = _halved(generation.mean)
+        parameters |= _vectors(questions, mean)
+        parameters |= {"space_id": generation.space_id, "generation_id": generation.id}
+        statement = _BY_RELEVANCE
+        if weights is not None:
+            statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
     found: list[list[Scored]] = [[] for _ in questions]
     for row in (await session.execute(statement, parameters)).all():
         found[row.asked - 1].append(
@@ -220,6 +310,24 @@ async def rank(
             )
         )
     return found
+
+
+def _vectors(questions: Sequence[Question], mean: NDArray[np.float32] | None) -> dict[str, object]:
+    """The questions' vectors, centred where there is a mean, as parameters."""
+    vectors: list[HalfVector] = []
+    mean_dots: list[float | None] = []
+    for question in questions:
+        vector, mean_dot = question.vector, None
+        assert vector is not None
+        if mean is not None and vector.any():
+            vector = _unit(vector - mean)
+            if vector.any():
+                # With the rounded vector the database gets, so that rounding cancels.
+                mean_dot = float(_halved(vector).astype(np.float64) @ mean)
+        vectors.append(HalfVector(vector))
+        mean_dots.append(mean_dot)
+    parameters: dict[str, object] = {"vectors": vectors, "mean_dots": mean_dots}
+    return parameters if mean is None else parameters | {"mean": HalfVector(mean)}
 
 
 def _halved(vector: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -11,8 +11,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.decoding import Rejected
-from tickmind.identity import content_hash, reject_key
+from tickmind.identity import content_hash, in_context, reject_key
 from tickmind.memory import Memory
+from tickmind.words import array, digests, keys
 
 __all__ = [
     "AgentId",
@@ -113,12 +114,17 @@ async def ensure_agents(
 _INSERT_MEMORIES = text("""
     WITH new AS (
         INSERT INTO memory (agent_id, tick, speaker_id, importance, is_core, kind, content,
-                            content_hash, event_key)
-        SELECT * FROM unnest(
+                            context, content_hash, event_key, terms)
+        SELECT agent_id, tick, speaker_id, importance, is_core, kind, content, context,
+               content_hash, event_key, CAST(terms AS bigint[])
+        FROM unnest(
             CAST(:agent_ids AS bigint[]), CAST(:ticks AS bigint[]),
             CAST(:speaker_ids AS bigint[]), CAST(:importances AS smallint[]),
             CAST(:cores AS boolean[]), CAST(:kinds AS text[]), CAST(:contents AS text[]),
-            CAST(:content_hashes AS bytea[]), CAST(:event_keys AS bytea[]))
+            CAST(:contexts AS text[]), CAST(:content_hashes AS bytea[]),
+            CAST(:event_keys AS bytea[]), CAST(:terms AS text[]))
+            AS r (agent_id, tick, speaker_id, importance, is_core, kind, content, context,
+                  content_hash, event_key, terms)
         ON CONFLICT (agent_id, event_key) DO NOTHING
         RETURNING id, agent_id, tick, importance, content_hash
     ), pending AS (
@@ -139,7 +145,8 @@ _INSERT_MEMORIES = text("""
 async def insert_memories(
     session: AsyncSession, memories: Sequence[tuple[AgentId, int | None, Memory]]
 ) -> int:
-    """Store memories (agent, speaker's id, memory) and mark them pending; how many were new.
+    """Store memories (agent, speaker's id, memory) with their words and mark them pending; how many
+    were new.
 
     A memory whose event is stored already changes nothing. Raises IntegrityError (foreign key)
     where an agent was deleted meanwhile.
@@ -156,11 +163,22 @@ async def insert_memories(
             "cores": [memory.is_core for _, _, memory in rows],
             "kinds": [memory.kind for _, _, memory in rows],
             "contents": [memory.content for _, _, memory in rows],
-            "content_hashes": [content_hash(memory.content) for _, _, memory in rows],
+            "contexts": [memory.context for _, _, memory in rows],
+            "content_hashes": [content_hash(_embedded(memory)) for _, _, memory in rows],
             "event_keys": [memory.event_key for _, _, memory in rows],
+            "terms": [
+                array(keys(agent.id, digests(memory.content, memory.context)))
+                for agent, _, memory in rows
+            ],
         },
     )
     return int(result.scalar_one())
+
+
+def _embedded(memory: Memory) -> str:
+    if memory.context is None or memory.context_use != "embedded":
+        return memory.content
+    return in_context(memory.content, memory.context)
 
 
 _INSERT_RECEIPTS = text("""

@@ -1,0 +1,86 @@
+"""What must hold of terms and of scores by them, whatever the texts."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickmind.scoring import WORDS_WEIGHT, by_words, fused
+from tickmind.words import MAX_QUERY_TERMS, MAX_TERMS, digests, keys, query_digests, terms
+
+TEXTS = st.text(max_size=200)
+AGENTS = st.integers(1, 2**63 - 1)
+DOCUMENTS = st.lists(st.frozensets(st.integers(0, 40), max_size=12), max_size=40)
+ASKED = st.frozensets(st.integers(0, 40), max_size=12)
+
+
+@given(TEXTS)
+def test_terms_are_the_same_for_equivalent_texts(text: str) -> None:
+    expected = terms(text)
+    assert terms(unicodedata.normalize("NFKC", text)) == expected
+    assert all(expected)
+    assert not any(character.isspace() for term in expected for character in term)
+
+
+@given(st.text(st.characters(categories=["So", "Sk", "Zs", "Po", "Cc", "Cf"])))
+def test_symbols_alone_have_no_terms(text: str) -> None:
+    folded = unicodedata.normalize("NFKC", text)
+    if not any(character.isalnum() for character in folded):
+        assert terms(text) == []
+
+
+@given(TEXTS, TEXTS)
+def test_a_context_adds_its_terms_and_takes_none(content: str, context: str) -> None:
+    alone, both = digests(content), digests(content, context)
+    assert both[: len(alone)] == alone
+    assert set(both) == set(alone) | set(digests(context))
+    assert len(set(both)) == len(both)
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=600))
+def test_terms_kept_are_bounded_and_the_first(numbers: list[int]) -> None:
+    text = " ".join(f"w{number}" for number in numbers)
+    assert len(digests(text)) <= MAX_TERMS
+    assert digests(text)[:MAX_QUERY_TERMS] == query_digests(text)
+
+
+@given(AGENTS, AGENTS, TEXTS)
+def test_keys_fit_and_part_agents(one: int, other: int, text: str) -> None:
+    mine, theirs = keys(one, digests(text)), keys(other, digests(text))
+    assert all(0 <= key < 2**63 for key in mine)
+    if (one - other) % 2**31:
+        assert not set(mine) & set(theirs)
+
+
+@given(DOCUMENTS, ASKED)
+def test_scores_by_words_lie_in_their_range(
+    documents: list[frozenset[int]], asked: frozenset[int]
+) -> None:
+    scores = by_words(documents, asked)
+    assert np.isfinite(scores).all()
+    assert ((scores >= 0) & (scores <= 1)).all()
+    for document, score in zip(documents, scores, strict=True):
+        assert score == 0 or document & asked
+
+
+@given(DOCUMENTS, ASKED)
+def test_equal_memories_score_equally_by_words(
+    documents: list[frozenset[int]], asked: frozenset[int]
+) -> None:
+    scores = by_words([*documents, *documents], asked)
+    assert (scores[: len(documents)] == scores[len(documents) :]).all()
+
+
+@given(st.floats(-1, 1), st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1))
+def test_relevance_rises_in_meaning_and_in_words(
+    cosine: float, other: float, words: float, more: float
+) -> None:
+    low, high = sorted((cosine, other))
+    few, many = sorted((words, more))
+    at = fused(np.array([low, high, low]), np.array([few, few, many]))
+    assert at[0] <= at[1]
+    assert at[0] <= at[2]
+    assert -1 <= at[0] <= 1 + WORDS_WEIGHT
