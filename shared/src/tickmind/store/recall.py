@@ -1,7 +1,8 @@
 """What the retriever reads: who is asked, how far memory reaches, and the ranked memories.
 
-Ranking is exact: every memory of the agent that has a vector is scored, by the definitions of
-`tickmind.scoring`, which the tests hold these statements to.
+Ranking scores every memory of the agent that has a vector by the definitions of `tickmind.scoring`,
+which the tests hold these statements to; or, of a large agent, the best candidates of a
+`recall_signature.Prefilter`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Scored, Watermarks, Weights
 from tickmind.scoring import MAX_HALF_LIVES
+from tickmind.store.recall_signature import Prefilter, candidates
 from tickmind.store.spaces import Generation
 
 __all__ = ["Filters", "Question", "Whom", "rank", "whom"]
@@ -99,6 +101,13 @@ _RECENCY = f"""
 #: might overflow.
 _SHORTEST_HALF_LIFE = 1e-6
 
+# Which of the agent's rows are ranked: all that the filters let through.
+_FILTERED = """
+    r.generation_id = :generation_id AND r.agent_id = q.agent_id
+    AND (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
+    AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
+    AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
+"""
 _STATEMENT = """
     SELECT q.asked, m.id, top.tick, top.kind, m.content, top.importance, top.is_core,
            top.relevance, top.recency, top.score
@@ -110,13 +119,9 @@ _STATEMENT = """
         FROM (
             SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
                    {relevance} AS relevance, {recency} AS recency
-            FROM recall_index r
+            FROM {rows} r
             JOIN embedding e
                 ON e.space_id = :space_id AND e.content_hash = r.content_hash
-            WHERE r.generation_id = :generation_id AND r.agent_id = q.agent_id
-              AND (CAST(:as_of_tick AS bigint) IS NULL OR r.tick <= :as_of_tick)
-              AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
-              AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
         ) AS scored
         ORDER BY score DESC, scored.tick DESC, scored.memory_id DESC
         LIMIT :k
@@ -124,19 +129,21 @@ _STATEMENT = """
     JOIN memory m ON m.id = top.memory_id
     ORDER BY q.asked, top.score DESC, top.tick DESC, top.memory_id DESC
 """
+_ALL = f"(SELECT * FROM recall_index r WHERE {_FILTERED})"  # noqa: S608 (a constant)
 _BLENDED = """
     (:w_relevance * scored.relevance + :w_recency * scored.recency
      + :w_importance * (scored.importance / 10::float8))
 """
 
 
-def _statement(score: str, relevance: str) -> TextClause:
-    return text(_STATEMENT.format(score=score, relevance=relevance, recency=_RECENCY))
+def _statement(score: str, relevance: str, rows: str = _ALL) -> TextClause:
+    return text(_STATEMENT.format(score=score, relevance=relevance, recency=_RECENCY, rows=rows))
 
 
 _BY_RELEVANCE = _statement("scored.relevance", _RAW)
 _BY_BLEND_RAW = _statement(_BLENDED, _RAW)
 _BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED)
+_BY_BLEND_OF_CANDIDATES = _statement(_BLENDED, _CENTRED, candidates(_FILTERED, _CENTRED, _RECENCY))
 
 
 async def rank(
@@ -149,10 +156,12 @@ async def rank(
     filters: Filters,
     weights: Weights | None,
     half_life_ticks: float,
+    prefilter: Prefilter | None = None,
 ) -> list[list[Scored]]:
     """The best `k` memories for each question, best first; ties: newer tick, then higher id.
 
-    `weights` None: cosine alone, as `ranking: "relevance"` asks.
+    `weights` None: cosine alone, as `ranking: "relevance"` asks. `prefilter`: where there are
+    weights, and a mean, only its candidates are scored exactly.
     """
     mean = _halved(generation.mean) if weights is not None and generation.mean is not None else None
     vectors: list[HalfVector] = []
@@ -189,6 +198,9 @@ async def rank(
         }
         if mean is not None:
             parameters["mean"] = HalfVector(mean)
+            if prefilter is not None:
+                statement = _BY_BLEND_OF_CANDIDATES
+                parameters |= prefilter.parameters([question.vector for question in questions])
     found: list[list[Scored]] = [[] for _ in questions]
     for row in (await session.execute(statement, parameters)).all():
         found[row.asked - 1].append(
