@@ -26,6 +26,7 @@ __all__ = [
     "MAX_QUERIES",
     "AgentReply",
     "Decision",
+    "Explained",
     "Name",
     "RecallEnvelope",
     "RecallQuery",
@@ -177,6 +178,7 @@ class _RecallOptions(_Contract):
     as_of_tick: Tick | None = None
     kinds: Annotated[list[str], Field(max_length=100)] | None = None
     min_importance: Annotated[int, Field(strict=True, ge=1, le=10)] | None = None
+    explain: Annotated[bool, Field(strict=True)] = False
 
 
 class RecallEnvelope(_RecallOptions):
@@ -204,6 +206,16 @@ class RecalledMemory(_Contract):
     recency: float
 
 
+class Explained(_Contract):
+    """How one query was ranked. `rows`: the agent's memories that have a vector; `scored`: how many
+    of them were scored exactly; `ms`: milliseconds by step."""
+
+    plan: Literal["exact", "signatures"]
+    rows: int
+    scored: int
+    ms: dict[str, float]
+
+
 class AgentReply(_Contract):
     """The answer for one query, in the order of the request.
 
@@ -216,6 +228,7 @@ class AgentReply(_Contract):
     detail: str | None = None
     fragment: str = ""
     memories: list[RecalledMemory] = []
+    explain: Explained | None = None
 
 
 class WatermarksOut(_Contract):

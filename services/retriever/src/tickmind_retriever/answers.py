@@ -10,6 +10,7 @@ from tickmind.errors import InvalidMessage
 from tickmind.memory import Scored, Watermarks
 from tickmind.messages import (
     AgentReply,
+    Explained,
     RecalledMemory,
     RecallQuery,
     RecallReply,
@@ -28,6 +29,9 @@ class Answers:
     def __init__(self, request: DecodedRecall) -> None:
         self.request = request
         self.watermarks = Watermarks()
+        #: Milliseconds of steps that all queries share, and of each query's own embedding.
+        self.ms: dict[str, float] = {}
+        self.embed_ms: dict[int, float] = {}
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
                 agent=_agent_of(request.options.queries[place]),
@@ -61,7 +65,9 @@ class Answers:
                     agent=query.agent, status="empty", reason=reason, detail=detail
                 )
 
-    def remember(self, place: int, memories: Sequence[Scored]) -> None:
+    def remember(
+        self, place: int, memories: Sequence[Scored], explain: Explained | None = None
+    ) -> None:
         """What the agent asked for at `place` remembers; nothing, maybe."""
         options = self.request.options
         query = self.request.queries[place]
@@ -85,6 +91,7 @@ class Answers:
                 )
                 for memory in memories
             ],
+            explain=explain,
         )
 
     def reply(self) -> RecallReply:

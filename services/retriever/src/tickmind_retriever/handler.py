@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from sqlalchemy.exc import SQLAlchemyError
@@ -19,11 +20,14 @@ from tickmind.database import Database
 from tickmind.decoding import decode_recall
 from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Scored, Weights
-from tickmind.messages import RecallEnvelope, RecallQuery, RecallReply
+from tickmind.messages import Explained, RecallEnvelope, RecallQuery, RecallReply
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
+from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
+from tickmind_retriever.auditing import Auditing
+from tickmind_retriever.plans import Plans
 from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.sharing import Shared
 from tickmind_retriever.spaces import Spaces
@@ -61,6 +65,12 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
             registry=registry,
         )
+        self.audited = Counter(
+            "tickmind_recall_audit",
+            "Of sampled recalls' exact best memories: whether ranking by signatures found them",
+            ["found"],
+            registry=registry,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,7 @@ class _Manner:
     k: int
     filters: Filters
     weights: Weights | None
+    by_signatures: bool = False
 
 
 class Handler:
@@ -86,8 +97,17 @@ class Handler:
         half_life_ticks: float,
         reserve_s: float,
         parallel: int,
+        signatures_from: int = PAYS_FROM,
+        audit_one_in: int = 0,
     ) -> None:
         self._database = database
+        self._plans = Plans(database, signatures_from=signatures_from)
+        self._auditing = Auditing(
+            database,
+            metrics.audited,
+            one_in=audit_one_in,
+            busy=lambda: bool(self._rankings.under_way),
+        )
         self._spaces = spaces
         self._metrics = metrics
         self._half_life_ticks = half_life_ticks
@@ -160,6 +180,7 @@ class Handler:
             return
         # Query and memories by the same generation: a switch meanwhile is the next request's.
         space = self._spaces.vectors(generation)
+        begun = asyncio.get_running_loop().time()
         blank = {place for place, query in answers.open() if is_blank(query.observation)}
         answers.fill("invalid", "the observation is blank: say what the agent sees", places=blank)
         queries = answers.open()
@@ -169,7 +190,8 @@ class Handler:
                 options.world, [query.agent for _, query in queries], generation
             )
             answers.watermarks = found.watermarks
-            await self._rank_all(answers, found, vectors, generation)
+            answers.ms["find"] = _ms_since(begun)
+            await self._rank_all(answers, found, vectors, generation, begun)
 
     async def _whom(self, world: str, agents: Sequence[str], generation: Generation) -> Whom:
         (found,) = await self._lookups.ask((world, generation.space_id), [agents])
@@ -189,6 +211,7 @@ class Handler:
         found: Whom,
         vectors: Mapping[str, asyncio.Future[Vector]],
         generation: Generation,
+        begun: float,
     ) -> None:
         """Rank each agent's memories as soon as the vector of its observation is there."""
         waiting: dict[asyncio.Future[Vector], list[tuple[int, RecallQuery]]] = {}
@@ -203,6 +226,7 @@ class Handler:
                 questions = []
                 for future in done:
                     asked = waiting.pop(future)
+                    answers.embed_ms |= {place: _ms_since(begun) for place, _ in asked}
                     exc = future.exception()
                     if isinstance(exc, TickmindError):
                         places = [place for place, _ in asked]
@@ -228,14 +252,25 @@ class Handler:
     ) -> None:
         options = answers.request.options
         places = [place for place, _ in questions]
+        begun = asyncio.get_running_loop().time()
+        explained: Sequence[Explained | None] = [None] * len(questions)
         try:
             ranked = await self._ranked(options, [asked for _, asked in questions], generation)
+            if options.explain:
+                took = [answers.ms | {"embed": answers.embed_ms[place]} for place in places]
+                explained = await self._plans.explained(
+                    generation,
+                    [asked.agent_id for _, asked in questions],
+                    k=options.k,
+                    by_relevance=options.ranking == "relevance",
+                    ms=[each | {"rank": _ms_since(begun)} for each in took],
+                )
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
             answers.fill("database", _detail(exc), places=places)
             return
-        for place, memories in zip(places, ranked, strict=True):
-            answers.remember(place, memories)
+        for place, memories, how in zip(places, ranked, explained, strict=True):
+            answers.remember(place, memories, how)
 
     async def _ranked(
         self, options: RecallEnvelope, questions: Sequence[Question], generation: Generation
@@ -253,22 +288,42 @@ class Handler:
             if options.ranking == "relevance"
             else Weights(**options.weights.model_dump()),
         )
-        return await self._rankings.ask(manner, questions)
+        if manner.weights is None:  # the reference's order, by raw cosines: exact
+            return await self._rankings.ask(manner, questions)
+        large = await self._plans.large(generation, {asked.agent_id for asked in questions})
+        if not large:
+            return await self._rankings.ask(manner, questions)
+        # Each plan has statements of its own; the answers in the questions' order.
+        asks = [
+            self._rankings.ask(
+                replace(manner, by_signatures=by_signatures),
+                [asked for asked in questions if (asked.agent_id in large) is by_signatures],
+            )
+            for by_signatures in (True, False)
+        ]
+        of_large, of_small = map(iter, await asyncio.gather(*asks))
+        return [next(of_large if asked.agent_id in large else of_small) for asked in questions]
 
     async def _rank_together(
         self, manner: _Manner, questions: Sequence[Question]
     ) -> list[list[Scored]]:
+        prefilter = None
+        if manner.by_signatures:
+            prefilter = await self._plans.prefilter(manner.generation, manner.k)
+        ranking = partial(
+            rank,
+            generation=manner.generation,
+            tick=manner.tick,
+            k=manner.k,
+            filters=manner.filters,
+            weights=manner.weights,
+            half_life_ticks=self._half_life_ticks,
+        )
         async with self._database.reading() as session:
-            return await rank(
-                session,
-                questions,
-                generation=manner.generation,
-                tick=manner.tick,
-                k=manner.k,
-                filters=manner.filters,
-                weights=manner.weights,
-                half_life_ticks=self._half_life_ticks,
-            )
+            found = await ranking(session, questions, prefilter=prefilter)
+        if prefilter is not None:
+            self._auditing.offer(ranking, questions, prefilter)
+        return found
 
     async def generation(self) -> Generation | None:
         """The active generation, at most `_GENERATION_S` old; None: there is none yet."""
@@ -285,12 +340,18 @@ class Handler:
         generation = await self.generation()
         if generation is not None:
             self._spaces.vectors(generation)
+            await self._plans.prefilter(generation, 1)
 
     async def close(self) -> None:
         """Wait a moment for what deadlines cut off."""
+        await self._auditing.close()
         ending = self._cut_off | self._lookups.under_way | self._rankings.under_way
         if ending:
             await asyncio.wait(ending, timeout=_CUT_OFF_S)
+
+
+def _ms_since(begun: float) -> float:
+    return round((asyncio.get_running_loop().time() - begun) * 1000, 2)
 
 
 def _reason(exc: TickmindError) -> str:

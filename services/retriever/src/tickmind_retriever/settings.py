@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tickmind.settings import BrokerSettings, DatabaseSettings, EmbeddingSettings, HealthSettings
+from tickmind.store.recall_signature import PAYS_FROM
 
 __all__ = ["RetrieverSettings"]
 
@@ -25,4 +26,13 @@ class RetrieverSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Hea
     )
     retriever_cached_texts: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         2000, description="vectors of observations kept (6 kB each at 1536 dimensions)"
+    )
+    retriever_signatures_from: Annotated[int, Field(ge=0)] = Field(
+        PAYS_FROM,
+        description="an agent of so many memories is ranked by signatures first; 0: none is",
+    )
+    retriever_audit_one_in: Annotated[int, Field(ge=0)] = Field(
+        100,
+        description="of recalls ranked by signatures one in so many is checked against the exact"
+        " ranking, when idle; 0: none is",
     )

@@ -17,6 +17,7 @@ __all__ = [
     "delete_some_of_generation",
     "delete_space",
     "since_activation_s",
+    "superseded",
 ]
 
 _SINCE_ACTIVATION = text("""
@@ -85,29 +86,35 @@ async def delete_space(session: AsyncSession, space_id: int) -> None:
 
 
 # Whose place another of its space has taken, and whom no recall that has begun asks any more; and
-# one whose building was given up.
-_BEGIN_DROP_OF_SUPERSEDED = text("""
-    UPDATE index_generation g SET status = 'dropping'
-    WHERE g.status = 'retired'
-      AND EXISTS (SELECT FROM index_generation n
-                  WHERE n.space_id = g.space_id AND n.id > g.id AND n.status <> 'dropping'
-                    AND n.activated_at < clock_timestamp() - make_interval(secs => :kept_s))
-""")
+# one that is dropped while its space is kept.
 _SUPERSEDED = text("""
     SELECT g.id FROM index_generation g
-    WHERE g.status = 'dropping'
-      AND EXISTS (SELECT FROM index_generation n
-                  WHERE n.space_id = g.space_id AND n.status <> 'dropping')
+    WHERE (g.status = 'retired'
+           AND EXISTS (SELECT FROM index_generation n
+                       WHERE n.space_id = g.space_id AND n.id > g.id AND n.status <> 'dropping'
+                         AND n.activated_at < clock_timestamp() - make_interval(secs => :kept_s)))
+       OR (g.status = 'dropping'
+           AND EXISTS (SELECT FROM index_generation n
+                       WHERE n.space_id = g.space_id AND n.status <> 'dropping'))
     ORDER BY g.id
 """)
+_BEGIN_DROP_OF_GENERATIONS = text("""
+    UPDATE index_generation SET status = 'dropping' WHERE id = ANY(CAST(:ids AS integer[]))
+""")
+
+
+async def superseded(session: AsyncSession, *, kept_s: float) -> list[int]:
+    """Generations to be deleted though their space stays; `kept_s`: so long after another of the
+    space took its place one may still be in use."""
+    return list((await session.execute(_SUPERSEDED, {"kept_s": kept_s})).scalars())
 
 
 async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> list[int]:
-    """Generations to be deleted though their space stays; `kept_s`: so long after another of the
-    space took its place one may still be in use."""
+    """Have nothing revive these any more; which they are."""
     await change_alone(session)
-    await session.execute(_BEGIN_DROP_OF_SUPERSEDED, {"kept_s": kept_s})
-    return list((await session.execute(_SUPERSEDED)).scalars())
+    ids = await superseded(session, kept_s=kept_s)
+    await session.execute(_BEGIN_DROP_OF_GENERATIONS, {"ids": ids})
+    return ids
 
 
 # By their key, not by where they lie: a search that began at the first row each time would pass all

@@ -37,8 +37,11 @@ class Prefilter:
 
     def parameters(self, queries: Sequence[NDArray[np.float32]]) -> dict[str, object]:
         """`queries`: (d,) each, not centred."""
-        signatures = [bit_string(self.signer.sign(query[np.newaxis])[0]) for query in queries]
-        return {"signatures": signatures, "candidates": self.most}
+        signatures = self.signer.sign(np.stack(list(queries)))
+        return {
+            "signatures": [bit_string(signature) for signature in signatures],
+            "candidates": self.most,
+        }
 
 
 # Once a question, not once a row: hence OFFSET 0. A row whose text is not signed, or has no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -21,12 +22,20 @@ _SIGNED = text("""
 _SIGNER = text("SELECT mean, basis FROM index_generation WHERE id = :id AND basis IS NOT NULL")
 
 
+#: The generation in use, the one before it, and those being built.
+_KEPT = 4
+
+
 class Signers:
     """What generations of one database sign by, each read once: it never changes, and has up to
     5 MB."""
 
     def __init__(self) -> None:
         self._known: dict[int, Signer] = {}
+
+    def known(self, generation_id: int) -> Signer | None:
+        """A generation's, where it was read before."""
+        return self._known.get(generation_id)
 
     async def of(self, session: AsyncSession, generation_id: int) -> Signer | None:
         """A generation's; None: it has no signatures, or is gone."""
@@ -37,14 +46,14 @@ class Signers:
                 return None
             mean = np.frombuffer(row.mean, dtype="<f4").astype(np.float32)
             self._known[generation_id] = Signer(mean, row.basis)
+            for oldest in list(self._known)[:-_KEPT]:
+                del self._known[oldest]
         return self._known[generation_id]
 
     async def of_space(self, session: AsyncSession, space_id: int) -> dict[int, Signer]:
-        """Of all generations of a space that are used or being built; others are forgotten."""
+        """Of all generations of a space that are used or being built."""
         ids = list((await session.execute(_SIGNED, {"space_id": space_id})).scalars())
-        found = {id_: signer for id_ in ids if (signer := await self.of(session, id_)) is not None}
-        self._known = dict(found)
-        return found
+        return {id_: signer for id_ in ids if (signer := await self.of(session, id_)) is not None}
 
 
 _INSERT = text("""
@@ -68,7 +77,9 @@ async def sign(
     # What is stored is rounded, and so is what is signed: a later pass finds the same bits.
     rows = np.stack([vectors[hash_] for hash_ in hashes]).astype(np.float16).astype(np.float32)
     for generation_id, signer in signers.items():
-        bits = [bit_string(signature) for signature in signer.sign(rows)]
+        # In a thread: a thousand wide vectors take a tenth of a second.
+        signed = await asyncio.to_thread(signer.sign, rows)
+        bits = [bit_string(signature) for signature in signed]
         await session.execute(
             _INSERT, {"generation_id": generation_id, "hashes": list(hashes), "bits": bits}
         )
