@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 from pydantic import SecretStr
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from benchmarks.exactness_load import LAST_TICK, Load, fill, made, mixed
-from benchmarks.processes import CpuClock
+from benchmarks.processes import TaskClock
 from benchmarks.real_vectors import real_vectors
 from benchmarks.report import Report, at_least, at_most, machine
 from tickmind.database import Database
@@ -84,7 +85,7 @@ async def _measure(
                 report(f"{name}: filled")
                 for size in sizes:
                     await _size(
-                        name, size, database, postgres.pid, generation, agents[size], load,
+                        name, size, database, generation, agents[size], load,
                         options, found,
                     )  # fmt: skip
                     report(f"{name}: {size} memories measured")
@@ -98,7 +99,6 @@ async def _size(
     name: str,
     size: int,
     database: Database,
-    server: int,
     generation: Generation,
     agent_id: int,
     load: Load,
@@ -110,6 +110,7 @@ async def _size(
     async with database.reading() as session:
         signer = await Signers().of(session, generation.id)
         assert signer is not None
+        server = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
 
         async def best(query: np.ndarray, prefilter: Prefilter | None) -> list[int]:
             return await _best(session, generation, agent_id, query, prefilter)
@@ -118,20 +119,14 @@ async def _size(
         plans |= {most: Prefilter(signer=signer, most=most) for most in options.candidates}
         answers: dict[int, list[list[int]]] = {most: [] for most in plans}
         cpu = dict.fromkeys(plans, 0.0)
-        asked_of = dict.fromkeys(plans, 0)
-        # The kernel counts in 10 ms: each takes its turn with several questions at once, the
-        # quick ones several times.
-        for turn in range(0, count, 20):
+        for prefilter in plans.values():
+            await best(asked[0], prefilter)  # prepared, and read from the disk
+        for query in asked:
             for most, prefilter in plans.items():
-                repeats = 1 if prefilter is None else max(1, min(5, 20_000 // size))
-                clock = CpuClock(server)
-                for repeat in range(repeats):
-                    ranked = [await best(query, prefilter) for query in asked[turn : turn + 20]]
-                    asked_of[most] += len(ranked)
-                    if not repeat:
-                        answers[most] += ranked
+                clock = TaskClock(server)
+                answers[most].append(await best(query, prefilter))
                 cpu[most] += clock.seconds()
-    each = {most: cpu[most] / asked_of[most] * 1000 for most in plans}
+    each = {most: cpu[most] / count * 1000 for most in plans}
     for most in options.candidates:
         suffix = "" if most == CANDIDATES else f"_of_{most}"
         aim = at_least(0.995) if not suffix else None

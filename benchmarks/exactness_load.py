@@ -58,6 +58,8 @@ _COMMON, _TOPIC, _OWN = 0.5, 0.5, 0.7
 #: A vector's own part is spread over the axes as 1 / (axis + this): some hundred of them matter, as
 #: with vectors of models.
 _SPECTRUM = 30.0
+#: Vectors made at once, in double precision.
+_BLOCK = 10_000
 
 
 def made(dimensions: int, *, memories: int, queries: int, seed: int = 22) -> Load:
@@ -65,24 +67,29 @@ def made(dimensions: int, *, memories: int, queries: int, seed: int = 22) -> Loa
     of a falling spectrum in rotated axes. A question is a memory's topic with another own part,
     mixed half and half with that memory's."""
     random = np.random.default_rng(seed)
-    axes, _ = np.linalg.qr(random.normal(size=(dimensions, dimensions)))
+    axes = np.linalg.qr(random.normal(size=(dimensions, dimensions)))[0]
     spread = 1 / (np.arange(dimensions) + _SPECTRUM)
-    common = _unit(random.normal(size=(1, dimensions)))
+    common = _COMMON * _unit(random.normal(size=(1, dimensions)))
 
     def own(count: int) -> Vectors:
-        return _unit((random.normal(size=(count, dimensions)) * spread) @ axes)
+        blocks = [
+            random.normal(size=(min(_BLOCK, count - first), dimensions)) * spread @ axes
+            for first in range(0, count, _BLOCK)
+        ]
+        return np.concatenate([_unit(block) for block in blocks])
 
     topics = own(_TOPICS)
     share = 1 / np.arange(1, _TOPICS + 1) ** _ZIPF
     topic = random.choice(_TOPICS, size=memories, p=share / share.sum())
     parts = own(memories)
-    texts = _unit(_COMMON * common + _TOPIC * topics[topic] + _OWN * parts)
+    topics *= np.float32(_TOPIC)
+    texts = _unit(common + topics[topic] + np.float32(_OWN) * parts)
     meant = random.integers(0, memories, size=queries)
     asked = _unit(0.5 * parts[meant] + 0.5 * own(queries))
     return Load(
         texts=texts,
         of_memory=random.permutation(memories),
-        queries=_unit(_COMMON * common + _TOPIC * topics[topic[meant]] + _OWN * asked),
+        queries=_unit(common + topics[topic[meant]] + np.float32(_OWN) * asked),
     )
 
 
