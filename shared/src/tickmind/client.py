@@ -77,7 +77,7 @@ class Answer:
 
     `reason`: None where the agent simply remembers nothing; else what kept us from knowing:
     `timeout`, `connection`, or the retriever's own word (`deadline`, `embedding`, `database`,
-    `invalid`).
+    `invalid`). `explain`: how it was ranked, where that was asked for.
     """
 
     agent: str
@@ -88,6 +88,7 @@ class Answer:
     memories: tuple[Mapping[str, Any], ...] = ()
     recorded_tick: int | None = None
     embedded_tick: int | None = None
+    explain: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -276,6 +277,7 @@ class MemoryClient:
                 memories=tuple(memory.model_dump() for memory in answer.memories),
                 recorded_tick=reply.watermarks.recorded,
                 embedded_tick=reply.watermarks.embedded,
+                explain=answer.explain.model_dump() if answer.explain is not None else None,
             )
             for answer in reply.replies
         ]

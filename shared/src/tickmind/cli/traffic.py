@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +30,7 @@ _PUBLISH_EXAMPLE = examples(
 _RECALL_EXAMPLE = examples(
     'tickmind recall town-7 alice "Alice walks past the market"',
     'tickmind recall town-7 alice "Alice walks past the market" --tick 200 -k 3 --json',
+    'tickmind recall town-7 alice "Alice walks past the market" --explain',
 )
 
 
@@ -95,6 +97,9 @@ def recall(
     timeout: Annotated[
         float, typer.Option(min=0.001, max=60, help="Seconds; an engine would wait less.")
     ] = 5.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show how it was ranked, and what each step took.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> int:
     """Ask what an agent remembers about what it sees, and why each memory came back.
@@ -105,7 +110,11 @@ def recall(
     from tickmind.cli.servers import broker_settings
 
     options: dict[str, Any] = {"k": k, "language": language, "ranking": ranking}
-    given = {"min_importance": min_importance, "as_of_tick": as_of_tick}
+    given = {
+        "min_importance": min_importance,
+        "as_of_tick": as_of_tick,
+        "explain": explain or None,
+    }
     options |= {name: value for name, value in given.items() if value is not None}
     if kinds:
         options["kinds"] = [kind for part in kinds for kind in part.split(",") if kind]
@@ -126,7 +135,22 @@ def recall(
         say(f"{agent} remembers nothing: no tick of a world named {world} has been recorded.")
     else:
         say(f"{agent} remembers nothing of this at tick {now}.")
+    if answer.explain is not None:
+        say(_explained_in_words(answer.explain))
     return 0
+
+
+#: What a step's name in a reply means.
+_STEPS = {"find": "agent found", "embed": "observation embedded", "rank": "ranked"}
+
+
+def _explained_in_words(how: Mapping[str, Any]) -> str:
+    if how["plan"] == "signatures":
+        plan = f"{how['rows']} memories by their signatures, the best {how['scored']} exactly"
+    else:
+        plan = f"{how['rows']} memories, all exactly"
+    steps = [f"{_STEPS.get(name, name)} {ms:.1f} ms" for name, ms in how["ms"].items()]
+    return f"Plan: {plan}; {', '.join(steps)}."
 
 
 async def _recall(

@@ -84,7 +84,7 @@ _ROWS = text("""
             SELECT FROM recall_index r
             WHERE r.generation_id = :generation_id AND r.agent_id = a.id
             LIMIT CAST(:most AS bigint)
-        ) AS some
+        ) AS bounded
     ) AS counted
 """)
 
