@@ -138,12 +138,19 @@ async def begin_build(session: AsyncSession, random: np.random.Generator) -> Bui
     return await current_build(session)
 
 
+# By what is looked at, not by what is found: a plan for the latter may read all of it each time.
 _UNSIGNED = text("""
-    SELECT e.content_hash, e.vector FROM embedding e
-    WHERE e.space_id = :space_id AND e.content_hash > :after
-      AND NOT EXISTS (SELECT FROM signature s WHERE s.generation_id = :generation_id
-                      AND s.content_hash = e.content_hash)
-    ORDER BY e.content_hash LIMIT :most
+    WITH chunk AS MATERIALIZED (
+        SELECT content_hash FROM embedding
+        WHERE space_id = :space_id AND content_hash > :after
+        ORDER BY content_hash LIMIT :most
+    )
+    SELECT c.content_hash, e.vector FROM chunk c
+    LEFT JOIN embedding e
+        ON e.space_id = :space_id AND e.content_hash = c.content_hash
+        AND NOT EXISTS (SELECT FROM signature s WHERE s.generation_id = :generation_id
+                        AND s.content_hash = c.content_hash)
+    ORDER BY c.content_hash
 """)
 
 
@@ -156,8 +163,8 @@ async def sign_some(
     after: bytes,
     most: int,
 ) -> tuple[int, bytes]:
-    """Sign vectors of texts above the hash `after` that are not signed yet; how many, and the
-    highest, to go on from. Nobody takes vectors away meanwhile."""
+    """Sign vectors of texts above the hash `after` where they are not signed yet; how many were
+    looked at, and the highest, to go on from. Nobody takes vectors away meanwhile."""
     await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
     parameters = {
         "space_id": build.space_id,
@@ -169,8 +176,9 @@ async def sign_some(
     signer = await signers.of(session, generation_id)
     if not rows or signer is None:
         return 0, after
-    vectors = {row.content_hash: row.vector.to_numpy() for row in rows}
-    await sign(session, {generation_id: signer}, list(vectors), vectors)
+    vectors = {row.content_hash: row.vector.to_numpy() for row in rows if row.vector is not None}
+    if vectors:
+        await sign(session, {generation_id: signer}, list(vectors), vectors)
     return len(rows), rows[-1].content_hash
 
 
@@ -213,17 +221,15 @@ async def copy_some(
 
 _RESIGN = text("""
     WITH chunk AS MATERIALIZED (
-        SELECT r.memory_id, r.content_hash FROM recall_index r
-        WHERE r.generation_id = :generation_id AND r.memory_id > :after
-          AND r.signature IS NULL
-          AND EXISTS (SELECT FROM signature s WHERE s.generation_id = r.generation_id
-                      AND s.content_hash = r.content_hash AND s.bits IS NOT NULL)
-        ORDER BY r.memory_id LIMIT :most
+        SELECT memory_id, content_hash, signature IS NULL AS unsigned FROM recall_index
+        WHERE generation_id = :generation_id AND memory_id > :after
+        ORDER BY memory_id LIMIT :most
     ), signed AS (
         UPDATE recall_index r SET signature = s.bits
         FROM chunk c JOIN signature s
             ON s.generation_id = :generation_id AND s.content_hash = c.content_hash
-        WHERE r.memory_id = c.memory_id AND r.generation_id = :generation_id
+        WHERE c.unsigned AND s.bits IS NOT NULL
+          AND r.memory_id = c.memory_id AND r.generation_id = :generation_id
     )
     SELECT count(*) AS seen, coalesce(max(memory_id), :after) AS highest FROM chunk
 """)
