@@ -139,7 +139,7 @@ async def fill(
             """,
             generation.id,
         )
-        assert await Reindexing(database, database.writing).build() is not None
+        assert await Reindexing(database.writing).build() is not None
         # As autovacuum leaves a table that has come to rest.
         await connection.execute("DELETE FROM recall_index WHERE generation_id = $1", generation.id)
         await connection.execute("VACUUM ANALYZE")

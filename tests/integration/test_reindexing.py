@@ -74,7 +74,7 @@ async def _whole(database: Database) -> None:
 
 async def test_new_generation_takes_the_place_of_the_active_one(database: Database) -> None:
     await _town(database)
-    build = await Reindexing(database, database.writing).build()
+    build = await Reindexing(database.writing).build()
     assert build is not None
     assert not build.active_signed
     await _whole(database)
@@ -104,7 +104,7 @@ async def test_new_generation_takes_the_place_of_the_active_one(database: Databa
 
 async def test_mean_of_a_generation_with_signatures_stays(database: Database) -> None:
     await _town(database)
-    await Reindexing(database, database.writing).build()
+    await Reindexing(database.writing).build()
     names = [f"more {i}" for i in range(200)]
     await known(database, _vectors(names, seed=2), _SPACE)
     async with database.writing() as session:
@@ -115,9 +115,9 @@ async def test_mean_of_a_generation_with_signatures_stays(database: Database) ->
 
 async def test_too_few_vectors_are_left_as_they_are(database: Database) -> None:
     await _town(database, count=31)
-    assert await Reindexing(database, database.writing).build() is None
+    assert await Reindexing(database.writing).build() is None
     await _town(database, count=40)
-    assert await Reindexing(database, database.writing).build(least=41) is None
+    assert await Reindexing(database.writing).build(least=41) is None
     assert await counted(database, "index_generation") == 1
     assert await counted(database, "task_lease") == 0
 
@@ -127,7 +127,7 @@ async def test_zero_vectors_are_indexed_without_a_signature(database: Database) 
     await _town(database)
     await remember(database, ["blank"])
     await known(database, {"blank": np.zeros(16, dtype=np.float32)}, _SPACE)
-    await Reindexing(database, database.writing).build()
+    await Reindexing(database.writing).build()
     await _whole(database)
     assert await counted(database, "signature WHERE bits IS NULL") == 1
     # One that comes later, too.
@@ -161,7 +161,7 @@ async def test_builder_that_died_is_replaced_where_it_was(
         if seen.count(step) == 2:
             raise _Died
 
-    mortal = _Mortal(database, database.writing, told=told)
+    mortal = _Mortal(database.writing, told=told)
     if step == "completing":  # linked, then signed: by a release that signs nothing
         async with database.writing() as session:
             await building.begin_build(session, np.random.default_rng(1))
@@ -171,7 +171,7 @@ async def test_builder_that_died_is_replaced_where_it_was(
     with pytest.raises(_Died):
         await mortal.build()
     assert await audited(database) == SOUND
-    heir = Reindexing(database, database.writing)
+    heir = Reindexing(database.writing)
     with pytest.raises(Taken):
         await heir.build()
     async with database.writing() as session:
@@ -188,7 +188,7 @@ async def test_builder_that_died_is_replaced_where_it_was(
 async def test_two_builders_at_once_build_one_generation(database: Database) -> None:
     await _town(database)
     done = await asyncio.gather(
-        *(Reindexing(database, database.writing).build() for _ in range(3)),
+        *(Reindexing(database.writing).build() for _ in range(3)),
         return_exceptions=True,
     )
     assert all(isinstance(one, building.Build | Taken) for one in done)
@@ -209,7 +209,7 @@ async def test_two_builders_without_a_lease_do_no_harm(
     monkeypatch.setattr("tickmind.reindexing._ROWS_AT_ONCE", 5)
     await _town(database)
     done = await asyncio.gather(
-        *(Reindexing(database, database.writing).build() for _ in range(2)),
+        *(Reindexing(database.writing).build() for _ in range(2)),
         return_exceptions=True,
     )
     assert all(isinstance(one, building.Build | Taken) for one in done)
@@ -238,7 +238,7 @@ async def test_no_memory_is_lost_to_recorders_and_embedders_while_it_is_built(
 
         async def build() -> None:
             for _ in range(3):
-                await Reindexing(database, database.writing).build()
+                await Reindexing(database.writing).build()
 
         working = [asyncio.create_task(embed(handler)) for handler in (one, other)]
         async with asyncio.TaskGroup() as tasks:
@@ -286,7 +286,7 @@ async def test_what_is_linked_while_it_is_built_is_in_both_with_its_signature(
             marked = await changing.mark_missing(session, build.space_id, after=0, most=1000)
         assert (marked.seen, marked.marked) == (69, 0)
         assert await audited(database) == SOUND
-    await Reindexing(database, database.writing).build()
+    await Reindexing(database.writing).build()
     await _whole(database)
 
 
@@ -300,7 +300,7 @@ async def test_link_under_way_holds_back_the_beginning(database: Database) -> No
 
         swept = await sweep(linking, 1, after=0, most=100)
         assert swept.linked == 1
-        beginning = asyncio.create_task(Reindexing(database, database.writing).build())
+        beginning = asyncio.create_task(Reindexing(database.writing).build())
         await eventually(
             lambda: counted(
                 database,
@@ -326,7 +326,7 @@ async def test_one_that_misses_something_is_not_activated(database: Database) ->
 
 async def test_superseded_generation_is_deleted_once_nobody_asks_it(database: Database) -> None:
     await _town(database)
-    reindexing = Reindexing(database, database.writing)
+    reindexing = Reindexing(database.writing)
     await reindexing.build()
     await reindexing.build()
     assert await counted(database, "index_generation WHERE status = 'retired'") == 2
@@ -356,7 +356,7 @@ async def test_space_that_recalls_leave_is_not_built_over_any_more(database: Dat
     states = {state.model: state for state in await _states(database)}
     assert states["test"].status == "retired"
     assert states["test"].generation_id == build.active_id
-    assert await Reindexing(database, database.writing).drop_superseded() == 1
+    assert await Reindexing(database.writing).drop_superseded() == 1
     # And back, with all it had.
     async with database.writing() as session:
         await changing.refill(session, build.space_id)
@@ -374,7 +374,7 @@ async def test_space_with_several_generations_is_dropped_with_all_of_them(
     database: Database,
 ) -> None:
     await _town(database)
-    await Reindexing(database, database.writing).build()
+    await Reindexing(database.writing).build()
     async with database.writing() as session:
         assert not await dropping.begin_drop(session, 1)
         other_id, _ = await changing.add_space(session, Space(model="other", dimensions=8), None)
@@ -391,7 +391,7 @@ async def test_space_with_several_generations_is_dropped_with_all_of_them(
 
 async def test_what_another_release_left_unsigned_is_signed_later(database: Database) -> None:
     await _town(database)
-    reindexing = Reindexing(database, database.writing)
+    reindexing = Reindexing(database.writing)
     await reindexing.build()
     async with database.writing() as session:
         await session.execute(text("DELETE FROM signature WHERE get_byte(content_hash, 0) < 99"))
@@ -406,7 +406,7 @@ async def test_signatures_of_vectors_that_are_collected_go_with_them(database: D
     await _town(database)
     await remember(database, ["gone"], world="elsewhere")
     await known(database, _vectors(["gone"]), _SPACE)
-    await Reindexing(database, database.writing).build()
+    await Reindexing(database.writing).build()
     async with database.writing() as session:
         await delete_world(session, "elsewhere")
         assert await collect_embeddings(session) == 1

@@ -33,7 +33,7 @@ async def _town(database: Database) -> None:
         await remember(database, said, agent=agent, tick=list(range(len(said))))
     vectors = {said: hash_embed(said, 64) for some in texts.values() for said in some}
     await known(database, vectors, _SPACE)
-    assert await Reindexing(database, database.writing).build() is not None
+    assert await Reindexing(database.writing).build() is not None
 
 
 def _settings(database: DatabaseSettings, **options: Any) -> Any:
@@ -109,7 +109,7 @@ async def test_retriever_follows_to_a_new_generation(
     await _town(database)
     async with retrieving(database, _settings(database_settings)) as retriever:
         before = contents(await retriever.recall(("alice", "thing 7")))
-        assert await Reindexing(database, database.writing).build() is not None
+        assert await Reindexing(database.writing).build() is not None
         assert [plan for plan, _, _ in await _plans(retriever)] == ["signatures", "exact"]
         assert contents(await retriever.recall(("alice", "thing 7"))) == before
 

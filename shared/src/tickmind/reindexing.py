@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import DatabaseUnavailable
 from tickmind.store import building, dropping
 from tickmind.store.building import Build
 from tickmind.store.signing import Signers
@@ -60,13 +60,11 @@ class Reindexing:
 
     def __init__(
         self,
-        database: Database,
         writing: Callable[[], AbstractAsyncContextManager[AsyncSession]],
         *,
         share: float = 1.0,
         told: Callable[[Told], None] = lambda _: None,
     ) -> None:
-        self._database = database
         self._writing = writing
         self._share = share
         self._told = told
@@ -74,7 +72,8 @@ class Reindexing:
         self._signers = Signers()
 
     async def current(self) -> Build | None:
-        async with self._database.reading() as session:
+        """How it stands now."""
+        async with self._writing() as session:
             return await building.current_build(session)
 
     async def build(self, *, least: int = 0) -> Build | None:
@@ -95,7 +94,7 @@ class Reindexing:
             await self._let_go()
 
     async def _begun(self, least: int) -> Build | None:
-        async with self._database.reading() as session:
+        async with self._writing() as session:
             build = await building.current_build(session)
             if build is None:
                 return None
@@ -128,7 +127,7 @@ class Reindexing:
 
     async def drop_superseded(self) -> int:
         """Delete generations whose place was taken, in short transactions; how many."""
-        async with self._database.reading() as session:
+        async with self._writing() as session:
             if not await dropping.superseded(session, kept_s=KEPT_S):
                 return 0
         try:

@@ -24,6 +24,8 @@ _LOOK_S = 10.0
 _TEND_S = 3600.0
 #: Of the time that is worked at most: recalls go on meanwhile, and nobody waits for the new index.
 _SHARE = 0.5
+#: Longest that a step may take to be undone; a server that does not answer does not hold us up.
+_END_S = 2.0
 
 
 class Indexing:
@@ -34,7 +36,7 @@ class Indexing:
         """`signed_from`: distinct vectors from which a space is given signatures; 0: never by
         itself."""
         self._signed_from = signed_from
-        self._reindexing = Reindexing(database, lambda: writing(database), share=_SHARE)
+        self._reindexing = Reindexing(lambda: writing(database), share=_SHARE)
         self._tend_at = 0.0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -46,8 +48,9 @@ class Indexing:
         finally:
             stopped.cancel()
             working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await working
+            await asyncio.wait({working}, timeout=_END_S)
+        if working.done() and not working.cancelled():
+            working.result()
 
     async def _work(self) -> None:
         while True:

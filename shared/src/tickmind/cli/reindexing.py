@@ -32,7 +32,7 @@ async def reindexed(settings: DatabaseSettings) -> SpaceState | None:
             def told(so_far: Told) -> None:
                 bar.to(min(so_far.done, before.indexed), about=f"{so_far.step}: {so_far.done}")
 
-            reindexing = Reindexing(pool, pool.writing, told=told)
+            reindexing = Reindexing(pool.writing, told=told)
             try:
                 if await reindexing.build() is None:
                     return None
