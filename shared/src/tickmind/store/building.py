@@ -2,8 +2,9 @@
 signatures.
 
 The new generation is `building` beside the active one. Linking fills both from the moment it is
-there; what was indexed before is signed and copied in short transactions, in any order, each of
-which may be done twice. It takes the other's place once it misses nothing.
+there; what was indexed before is signed and copied in short transactions, each of which may be done
+twice, by two at once, too: rows are taken in the order of their keys. It takes the other's place
+once it misses nothing.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ _COPY = text("""
         FROM chunk c
         JOIN index_generation g ON g.id = :building_id AND g.status = 'building'
         LEFT JOIN signature s ON s.generation_id = g.id AND s.content_hash = c.content_hash
+        ORDER BY c.memory_id
         ON CONFLICT DO NOTHING
         RETURNING 1
     )
@@ -224,12 +226,15 @@ _RESIGN = text("""
         SELECT memory_id, content_hash, signature IS NULL AS unsigned FROM recall_index
         WHERE generation_id = :generation_id AND memory_id > :after
         ORDER BY memory_id LIMIT :most
-    ), signed AS (
-        UPDATE recall_index r SET signature = s.bits
-        FROM chunk c JOIN signature s
-            ON s.generation_id = :generation_id AND s.content_hash = c.content_hash
+    ), mine AS MATERIALIZED (
+        SELECT r.memory_id, s.bits FROM chunk c
+        JOIN signature s ON s.generation_id = :generation_id AND s.content_hash = c.content_hash
+        JOIN recall_index r ON r.generation_id = :generation_id AND r.memory_id = c.memory_id
         WHERE c.unsigned AND s.bits IS NOT NULL
-          AND r.memory_id = c.memory_id AND r.generation_id = :generation_id
+        ORDER BY r.memory_id FOR UPDATE OF r
+    ), signed AS (
+        UPDATE recall_index r SET signature = mine.bits FROM mine
+        WHERE r.generation_id = :generation_id AND r.memory_id = mine.memory_id
     )
     SELECT count(*) AS seen, coalesce(max(memory_id), :after) AS highest FROM chunk
 """)
