@@ -13,7 +13,7 @@ from tickmind.errors import TickmindError
 from tickmind.local.signals import termination_cancels
 
 #: Each is a module of its name here, with `run(report)`.
-NAMES = ("ingest", "recall", "quality", "embedder", "town")
+NAMES = ("ingest", "recall", "exactness", "quality", "embedder", "town")
 
 
 def main() -> int:

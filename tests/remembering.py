@@ -18,8 +18,11 @@ from tickmind.embedding import Embedder
 from tickmind.identity import content_hash
 from tickmind.memory import Memory
 from tickmind.settings import DatabaseSettings
+from tickmind.signature import Signer, new_basis
+from tickmind.store import building
 from tickmind.store.embedding import store_vectors
 from tickmind.store.inspection import Audit, audit
+from tickmind.store.recall_signature import Prefilter
 from tickmind.store.recording import (
     AgentId,
     Receipt,
@@ -28,6 +31,7 @@ from tickmind.store.recording import (
     insert_memories,
     insert_receipts,
 )
+from tickmind.store.signing import Signers
 from tickmind.store.spaces import Generation, Space, ensure_space
 from tickmind_embedder.handler import Handler, Metrics
 from tickmind_embedder.settings import EmbedderSettings
@@ -41,6 +45,7 @@ __all__ = [
     "insert",
     "known",
     "remember",
+    "signed",
 ]
 
 
@@ -102,6 +107,26 @@ async def known(
         hashed = {content_hash(content): vector for content, vector in vectors.items()}
         await store_vectors(session, generation.space_id, hashed)
     return generation
+
+
+async def signed(database: Database, generation: Generation, *, most: int = 200) -> Prefilter:
+    """Give a generation signatures, by its mean, as if it had been built with them; what ranks the
+    best `most` candidates by them."""
+    assert generation.mean is not None
+    basis = new_basis(generation.space.dimensions, np.random.default_rng(7))
+    async with database.writing() as session:
+        await session.execute(
+            text("UPDATE index_generation SET mean = :mean, basis = :basis WHERE id = :id"),
+            {"mean": generation.mean.astype("<f4").tobytes(), "basis": basis, "id": generation.id},
+        )
+        build = await building.current_build(session)
+        assert build is not None
+        for step in (
+            building.sign_some(session, Signers(), build, generation.id, after=b"", most=1_000_000),
+            building.resign_some(session, generation.id, after=0, most=1_000_000),
+        ):
+            await step
+    return Prefilter(signer=Signer(generation.mean, basis), most=most)
 
 
 def embedder_settings(

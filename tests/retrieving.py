@@ -83,6 +83,8 @@ async def retrieving(
         ),
         reserve_s=reserve_s,
         parallel=max(1, settings.database_pool_size - 1),
+        signatures_from=settings.retriever_signatures_from,
+        audit_one_in=settings.retriever_audit_one_in,
     )
     try:
         yield Retriever(handler=handler, registry=registry, spaces=spaces)

@@ -185,6 +185,35 @@ async def test_space_is_named_by_its_id_where_models_are_the_same(
     assert (await cli("space", "backfill", str(ids[1]), "--no-wait")).code == 0
 
 
+async def test_index_is_built_anew_while_recalls_go_on(
+    cli: Cli, database: Database, database_settings: DatabaseSettings, provider: Provider
+) -> None:
+    assert "no space is active yet" in (await cli("space", "reindex")).err
+    async with handling(
+        database, embedder_settings(database_settings, provider.base_url)
+    ) as handler:
+        await handler.generation()
+        await remember(database, TOLD)
+        await drained(handler)
+        few = await cli("space", "reindex")
+        assert (few.code, few.out) == (1, "")
+        assert "too few texts" in few.err
+        await remember(database, [f"text {i}" for i in range(40)])
+        await drained(handler)
+    sent = provider.ledger.totals().texts_sent
+    done = await cli("space", "reindex")
+    assert (done.code, done.err) == (0, "")
+    assert "46 memories indexed anew (generation 2)" in done.out
+    again = await cli("space", "reindex", "--json")
+    assert (again.json["generation"], again.json["signed"]) == (3, True)
+    assert provider.ledger.totals().texts_sent == sent
+    (listed,) = (await cli("space", "list", "--json")).json
+    assert (listed["status"], listed["indexed"], listed["reindexing"]) == ("active", 46, False)
+    assert "signatures" in (await cli("space", "list")).out
+    async with database.reading() as session:
+        assert await audit(session) == SOUND
+
+
 async def test_unused_vectors_are_collected(
     cli: Cli, database: Database, database_settings: DatabaseSettings, provider: Provider
 ) -> None:

@@ -272,6 +272,14 @@ async def test_recall_shows_memories_with_scores_and_the_fragment(
         wrong = await cli("recall", "w", "alice", "fish", "--weights", "1,2")
         assert wrong.code == 2
         assert "three numbers" in wrong.err
+        explained = await cli("recall", "w", "alice", "fish", "--explain")
+        assert "Plan: 2 memories, all exactly; agent found " in explained.out
+        told_how = (await cli("recall", "w", "alice", "fish", "--explain", "--json")).json[
+            "explain"
+        ]
+        assert (told_how["plan"], told_how["rows"], told_how["scored"]) == ("exact", 2, 2)
+        assert set(told_how["ms"]) == {"find", "embed", "rank"}
+        assert answer["explain"] is None
 
         stranger = await cli("recall", "w", "zoe", "anything")
         assert (stranger.code, stranger.err) == (0, "")

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tests.remembering import known, remember
+from tests.remembering import known, remember, signed
 from tickmind import scoring
 from tickmind.database import Database
 from tickmind.identity import content_hash
 from tickmind.memory import MAX_TICK, Scored, Watermarks, Weights
 from tickmind.store.embedding import store_vectors
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
+from tickmind.store.recall_signature import Prefilter
 from tickmind.store.spaces import Generation, Space
 
 Vector = NDArray[np.float32]
@@ -29,6 +30,9 @@ _SPACE = Space(model="test", dimensions=24)
 _INDEX = "ix_recall_index_generation_id_agent_id_tick"
 #: Distances are summed in float32 there, of halves.
 _TOLERANCE = 2e-4
+
+#: Whatever ranks, what comes back is the same.
+_both_plans = pytest.mark.parametrize("by_signatures", [False, True], ids=["exact", "signatures"])
 
 
 def _unit(vector: NDArray[Any]) -> Vector:
@@ -92,6 +96,12 @@ async def _ask(
     return found
 
 
+async def _plan(
+    database: Database, generation: Generation, by_signatures: bool, *, most: int = 200
+) -> Prefilter | None:
+    return await signed(database, generation, most=most) if by_signatures else None
+
+
 async def _agent(database: Database, world: str, name: str) -> int:
     async with database.reading() as session:
         return (await whom(session, world, [name], space_id=1)).agents[name]
@@ -150,9 +160,13 @@ _WEIGHTS = [
 ]
 
 
-async def test_scores_and_order_are_those_of_the_definitions(database: Database) -> None:
+@_both_plans
+async def test_scores_and_order_are_those_of_the_definitions(
+    database: Database, by_signatures: bool
+) -> None:
     """case 14, 23: zero vectors, zero queries and memories of the future among them."""
     data = await _varied(database)
+    prefilter = await _plan(database, data.generation, by_signatures)
     random = np.random.default_rng(5)
     queries = [
         _unit(random.normal(size=24)),
@@ -187,6 +201,7 @@ async def test_scores_and_order_are_those_of_the_definitions(database: Database)
                 filters=chosen,
                 weights=weights,
                 half_life_ticks=half_life,
+                prefilter=prefilter,
             )
             _agree(of, found, query, tick, weights, half_life, chosen, k)
 
@@ -242,7 +257,8 @@ async def test_relevance_ranking_is_cosine_alone_in_exact_order(database: Databa
     assert [memory.score for memory in found] == [memory.relevance for memory in found]
 
 
-async def test_stored_zero_vector_is_never_on_top(database: Database) -> None:
+@_both_plans
+async def test_stored_zero_vector_is_never_on_top(database: Database, by_signatures: bool) -> None:
     """case 14: even where the query lies away from the mean, as nothing else does."""
     mean = np.zeros(24, dtype=np.float32)
     mean[0] = 0.9
@@ -253,9 +269,12 @@ async def test_stored_zero_vector_is_never_on_top(database: Database) -> None:
     agent_id = await _agent(database, "town", "alice")
     query = np.zeros(24, dtype=np.float32)
     query[0] = -1
+    prefilter = await _plan(database, generation, by_signatures)
     async with database.reading() as session:
         for weights in (None, Weights(recency=0, importance=0)):
-            found = await _ask(session, generation, agent_id, query, weights=weights)
+            found = await _ask(
+                session, generation, agent_id, query, weights=weights, prefilter=prefilter
+            )
             assert [memory.content for memory in found] == ["real", "blank"]
             assert found[1].relevance == -1
 
@@ -276,9 +295,10 @@ async def test_vector_with_no_part_along_the_query_is_scored_like_any(database: 
     assert found.relevance == pytest.approx(expected, abs=_TOLERANCE)
 
 
+@_both_plans
 @pytest.mark.parametrize("centred", [True, False])
 async def test_ties_go_to_the_newer_tick_then_the_higher_id_whatever_the_plan(
-    database: Database, centred: bool
+    database: Database, centred: bool, by_signatures: bool
 ) -> None:
     """case 18: identical vectors, with and without an index."""
     vector = _unit(np.arange(1.0, 25.0))
@@ -287,6 +307,8 @@ async def test_ties_go_to_the_newer_tick_then_the_higher_id_whatever_the_plan(
     await remember(database, [f"twin {i}" for i in range(10)], tick=ticks)
     generation = await known(database, {f"twin {i}": vector for i in range(10)}, _SPACE)
     mean = np.full(24, 0.1, dtype=np.float32)
+    # As few candidates as are asked for: what is cut off is cut off in that order, too.
+    prefilter = await _plan(database, replace(generation, mean=mean), by_signatures, most=7)
     generation = replace(generation, mean=mean if centred else None)
     agent_id = await _agent(database, "town", "alice")
     weights = Weights(recency=0)
@@ -299,7 +321,13 @@ async def test_ties_go_to_the_newer_tick_then_the_higher_id_whatever_the_plan(
                 text(f"SET LOCAL enable_seqscan = {'off' if indexed == 'on' else 'on'}")
             )
             found = await _ask(
-                session, generation, agent_id, _unit(vector + 0.1), weights=weights, k=7
+                session,
+                generation,
+                agent_id,
+                _unit(vector + 0.1),
+                weights=weights,
+                k=7,
+                prefilter=prefilter,
             )
         orders.append([(memory.score, memory.tick, memory.id) for memory in found])
     assert orders[0] == orders[1] == sorted(orders[0], reverse=True)
@@ -325,8 +353,9 @@ async def test_memory_of_the_future_gains_nothing_by_it(database: Database) -> N
     assert only.content == "of today"
 
 
+@_both_plans
 async def test_distant_memories_of_ones_own_are_found_behind_crowds_of_others(
-    database: Database,
+    database: Database, by_signatures: bool
 ) -> None:
     """case 17: 20,000 foreign rows near the query, ten distant ones of our own: five come back."""
     random = np.random.default_rng(2)
@@ -342,11 +371,16 @@ async def test_distant_memories_of_ones_own_are_found_behind_crowds_of_others(
     for number in range(4):
         part = list(crowd)[number::4]
         await remember(database, part, agent=f"other {number}")
-    generation = await known(database, crowd | own, space)
+    generation = replace(
+        await known(database, crowd | own, space), mean=np.full(8, 0.1, dtype=np.float32)
+    )
     agent_id = await _agent(database, "town", "alice")
+    prefilter = await _plan(database, generation, by_signatures, most=5)
     async with database.reading() as session:
         for weights in (None, Weights()):
-            found = await _ask(session, generation, agent_id, query, weights=weights)
+            found = await _ask(
+                session, generation, agent_id, query, weights=weights, prefilter=prefilter
+            )
             assert len(found) == 5
             assert all(memory.content in own for memory in found)
 
@@ -380,8 +414,9 @@ async def test_every_agent_sees_only_its_own(database: Database) -> None:
                 assert {m.content for m in memories} == {f"{world}: {name}", "said by all"}
 
 
+@_both_plans
 async def test_many_questions_in_one_statement_are_answered_each_as_alone(
-    database: Database,
+    database: Database, by_signatures: bool
 ) -> None:
     data = await _varied(database)
     await remember(database, ["text 5", "text 6"], agent="bob")
@@ -394,6 +429,7 @@ async def test_many_questions_in_one_statement_are_answered_each_as_alone(
     ]
     options: dict[str, Any] = {
         "generation": data.generation,
+        "prefilter": await _plan(database, data.generation, by_signatures),
         "tick": 1000,
         "k": 5,
         "filters": Filters(),
@@ -456,6 +492,71 @@ async def _crowded(database: Database) -> tuple[Generation, int]:
     return generation, await _agent(database, "crowd", "agent 77")
 
 
+async def test_signatures_are_read_from_the_covering_index_alone(database: Database) -> None:
+    generation, agent_id = await _crowded(database)
+    generation = replace(generation, mean=np.full(24, 0.1, dtype=np.float32))
+    prefilter = await signed(database, generation, most=20)
+    async with database.reading() as session:
+        await session.execute(text("VACUUM (ANALYZE) recall_index"))
+        explaining = _Explaining(session)
+        await _ask(
+            explaining,  # type: ignore[arg-type]
+            generation,
+            agent_id,
+            _unit(np.arange(1.0, 25.0)),
+            filters=Filters(as_of_tick=90, kinds=("observation",), min_importance=2),
+            prefilter=prefilter,
+        )
+    assert ("Index Only Scan", "recall_index") in set(_scans(json.loads(explaining.plan)))
+    assert f'"Index Name": "{_INDEX}"' in explaining.plan
+
+
+async def test_best_of_thousands_by_signatures_are_those_of_the_definitions(
+    database: Database,
+) -> None:
+    """20,000 candidates for 200 places; the best ten by the definitions are found."""
+    random = np.random.default_rng(31)
+    space = Space(model="test", dimensions=32)
+    mean = _unit(random.normal(size=32)) * np.float32(0.8)
+    texts = {f"text {i}": _unit(mean + 0.1 * random.normal(size=32)) for i in range(4000)}
+    await known(database, {}, space)
+    ticks = [int(t) for t in random.integers(0, 2000, size=20_000)]
+    importances = [int(i) for i in random.integers(1, 11, size=20_000)]
+    said = [f"text {i}" for i in random.integers(0, 4000, size=20_000)]
+    await remember(database, said, tick=ticks, importance=importances)
+    generation = replace(await known(database, texts, space), mean=mean)
+    prefilter = await signed(database, generation)
+    agent_id = await _agent(database, "town", "alice")
+    found_of = 0
+    async with database.reading() as session:
+        for _ in range(20):
+            query = _unit(mean + 0.1 * random.normal(size=32))
+            options: dict[str, Any] = {"tick": 2000, "k": 10}
+            mine = await _ask(session, generation, agent_id, query, prefilter=prefilter, **options)
+            exact = await _ask(session, generation, agent_id, query, **options)
+            found_of += len({memory.id for memory in mine} & {memory.id for memory in exact})
+    assert found_of >= 199  # .995
+
+
+async def test_memories_without_a_signature_are_scored_exactly(database: Database) -> None:
+    """Those that a release without signatures linked."""
+    data = await _varied(database)
+    prefilter = await signed(database, data.generation, most=5)
+    async with database.writing() as session:
+        await session.execute(
+            text("UPDATE recall_index SET signature = NULL WHERE memory_id % 2 = 0")
+        )
+    async with database.reading() as session:
+        for place in range(20, 60):
+            options = {"weights": Weights(recency=0, importance=0), "k": 1}
+            query = data.vectors[place]
+            (mine,) = await _ask(
+                session, data.generation, data.agent_id, query, prefilter=prefilter, **options
+            )
+            (exact,) = await _ask(session, data.generation, data.agent_id, query, **options)
+            assert mine == exact
+
+
 @pytest.mark.parametrize("weights", [None, Weights()])
 @pytest.mark.parametrize("centred", [True, False])
 async def test_plan_reads_one_agents_rows_of_the_covering_index(
@@ -482,15 +583,19 @@ async def test_plan_reads_one_agents_rows_of_the_covering_index(
         assert ("Seq Scan", "recall_index") not in set(_scans(json.loads(explaining.plan)))
 
 
+@_both_plans
 async def test_plan_stays_custom_after_the_sixth_execution_on_a_connection(
-    database: Database,
+    database: Database, by_signatures: bool
 ) -> None:
     """PostgreSQL would otherwise consider a generic plan from then on."""
     generation, agent_id = await _crowded(database)
+    generation = replace(generation, mean=np.full(24, 0.1, dtype=np.float32))
+    prefilter = await _plan(database, generation, by_signatures)
     query = _unit(np.arange(1.0, 25.0))
     async with database.reading() as session:
         for _ in range(9):
-            assert len(await _ask(session, generation, agent_id, query)) == 5
+            found = await _ask(session, generation, agent_id, query, prefilter=prefilter)
+            assert len(found) == 5
         row = (
             await session.execute(
                 text(

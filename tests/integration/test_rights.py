@@ -187,13 +187,13 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
 
 
 _REFUSED = [
-    ("tickmind_recorder", "SELECT content FROM memory"),
+    ("tickmind_recorder", "SELECT context FROM memory"),
     ("tickmind_recorder", "SELECT vector FROM embedding"),
     ("tickmind_recorder", "SELECT body FROM reject"),
     ("tickmind_recorder", "DELETE FROM memory"),
     ("tickmind_embedder", "UPDATE memory SET content = 'other'"),
     ("tickmind_embedder", "SELECT body FROM reject"),
-    ("tickmind_embedder", "DELETE FROM recall_index"),
+    ("tickmind_embedder", "DELETE FROM memory"),
     ("tickmind_retriever", "INSERT INTO world (name) VALUES ('mine')"),
     ("tickmind_retriever", "UPDATE index_generation SET status = 'retired'"),
     ("tickmind_retriever", "SELECT body FROM reject"),

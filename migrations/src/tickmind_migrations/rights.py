@@ -19,8 +19,8 @@ _BUDGET = {
     "provider_ticket": "SELECT, INSERT, UPDATE, DELETE",
     "provider_usage": "SELECT, INSERT, UPDATE",
 }
-#: By role and table. The recorder writes what it cannot read back: of a memory it sees what
-#: tells a repeated event, never a content; of vectors, nothing. The retriever writes nothing but
+#: By role and table. The recorder sees of a memory what tells a repeated event and what a talk
+#: answers; of vectors, nothing. The retriever writes nothing but
 #: what it spends.
 RIGHTS: Mapping[str, Mapping[str, str]] = {
     "tickmind_recorder": {
@@ -28,7 +28,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "world": "SELECT, INSERT",
         "agent": "SELECT, INSERT",
         "tick_receipt": "SELECT, INSERT, UPDATE",
-        "memory": "INSERT, SELECT (id, agent_id, tick, importance, content_hash, event_key)",
+        "memory": "INSERT, SELECT (id, agent_id, tick, importance, kind, speaker_id, content,"
+        " content_hash, event_key)",
         "index_generation": "SELECT",
         "pending_embedding": "INSERT",
         "reject": "INSERT, UPDATE (times, last_received),"
@@ -39,11 +40,13 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "agent": "SELECT (id, world_id)",
         "memory": "SELECT",
         "embedding_space": "SELECT, INSERT, UPDATE",
-        "index_generation": "SELECT, INSERT, UPDATE",
+        "index_generation": "SELECT, INSERT, UPDATE, DELETE",
         "embedding": "SELECT, INSERT, DELETE",
         "pending_embedding": "SELECT, INSERT, UPDATE, DELETE",
         "embedding_job": "SELECT, INSERT, UPDATE, DELETE",
-        "recall_index": "SELECT, INSERT",
+        "recall_index": "SELECT, INSERT, DELETE",
+        "signature": "SELECT, INSERT, DELETE",
+        "task_lease": "SELECT, INSERT, UPDATE, DELETE",
         **_BUDGET,
     },
     "tickmind_retriever": {

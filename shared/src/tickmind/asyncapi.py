@@ -123,6 +123,7 @@ _REPLY_EXAMPLE: dict[str, Any] = {
                     "recency": 0.8,
                 }
             ],
+            "explain": None,
         }
     ],
     "watermarks": {"recorded": 199, "embedded": 199},
@@ -140,6 +141,7 @@ _LATE_EXAMPLE: dict[str, Any] = {
             "detail": None,
             "fragment": "",
             "memories": [],
+            "explain": None,
         }
     ],
     "watermarks": {"recorded": None, "embedded": None},

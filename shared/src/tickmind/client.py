@@ -78,7 +78,8 @@ class Answer:
     `status`: `ok`, `empty`, or `degraded`: what could be told without the observation's vector,
     where `fallback="text"` asked for that. `reason`: None where the agent simply remembers
     nothing; else what kept us from knowing: `timeout`, `connection`, or the retriever's own word
-    (`deadline`, `embedding`, `database`, `invalid`).
+    (`deadline`, `embedding`, `database`, `invalid`). `explain`: how it was ranked, where that was
+    asked for.
     """
 
     agent: str
@@ -89,6 +90,7 @@ class Answer:
     memories: tuple[Mapping[str, Any], ...] = ()
     recorded_tick: int | None = None
     embedded_tick: int | None = None
+    explain: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -281,6 +283,7 @@ class MemoryClient:
                 memories=tuple(memory.model_dump() for memory in answer.memories),
                 recorded_tick=reply.watermarks.recorded,
                 embedded_tick=reply.watermarks.embedded,
+                explain=answer.explain.model_dump() if answer.explain is not None else None,
             )
             for answer in reply.replies
         ]

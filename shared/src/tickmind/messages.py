@@ -27,6 +27,7 @@ __all__ = [
     "MAX_QUERIES",
     "AgentReply",
     "Decision",
+    "Explained",
     "Name",
     "RecallEnvelope",
     "RecallQuery",
@@ -190,6 +191,7 @@ class _RecallOptions(_Contract):
     wait_for_tick: Tick | None = None
     wait_until: Literal["recorded", "embedded"] = "recorded"
     wait_ms: Annotated[int, Field(strict=True, ge=0, le=60_000)] = 200
+    explain: Annotated[bool, Field(strict=True)] = False
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -229,6 +231,16 @@ class RecalledMemory(_Contract):
     recency: float
 
 
+class Explained(_Contract):
+    """How one query was ranked. `rows`: the agent's memories that have a vector; `scored`: how many
+    of them were scored exactly; `ms`: milliseconds by step."""
+
+    plan: Literal["exact", "signatures"]
+    rows: int
+    scored: int
+    ms: dict[str, float]
+
+
 class AgentReply(_Contract):
     """The answer for one query, in the order of the request.
 
@@ -241,6 +253,7 @@ class AgentReply(_Contract):
     detail: str | None = None
     fragment: str = ""
     memories: list[RecalledMemory] = []
+    explain: Explained | None = None
 
 
 class WatermarksOut(_Contract):

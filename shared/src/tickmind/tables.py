@@ -29,10 +29,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, BIT, JSONB
 
-__all__ = ["SIGNATURE_BITS", "metadata"]
+from tickmind.signature import BITS
 
-#: One signature width for every space.
-SIGNATURE_BITS = 1536
+__all__ = ["metadata"]
 
 metadata = MetaData(
     naming_convention={
@@ -151,6 +150,7 @@ index_generation = Table(
     # float32 little-endian, `dimensions` of them; null: the space is too young to know its mean.
     Column("mean", LargeBinary),
     Column("mean_over", BigInteger, nullable=False, server_default=text("0")),
+    # What vectors are signed by (`tickmind.signature`); null: this one has no signatures.
     Column("basis", LargeBinary),
     Column("created_at", DateTime(timezone=True), nullable=False, server_default=_NOW),
     Column("activated_at", DateTime(timezone=True)),
@@ -228,7 +228,8 @@ recall_index = Table(
     Column("tick", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("content_hash", LargeBinary, nullable=False),
-    Column("signature", BIT(SIGNATURE_BITS)),
+    # As in `signature`; null: it is not there yet, or there is none.
+    Column("signature", BIT(BITS)),
     PrimaryKeyConstraint("memory_id", "generation_id"),
     Index(
         "ix_recall_index_generation_id_agent_id_tick",
@@ -244,6 +245,25 @@ recall_index = Table(
             "signature",
         ],
     ),
+)
+
+signature = Table(
+    "signature",
+    metadata,
+    _cascade("generation_id", "index_generation.id", Integer),
+    Column("content_hash", LargeBinary, nullable=False),
+    # Null: the text's vector has no direction.
+    Column("bits", BIT(BITS)),
+    PrimaryKeyConstraint("generation_id", "content_hash"),
+)
+
+# Work that one process at a time should do.
+task_lease = Table(
+    "task_lease",
+    metadata,
+    Column("task", _NAME, primary_key=True),
+    Column("token", Uuid, nullable=False),
+    Column("lease_until", DateTime(timezone=True), nullable=False),
 )
 
 provider_budget = Table(

@@ -22,6 +22,7 @@ from tickmind.broker import (
 from tickmind.database import Database
 from tickmind.service import App, Check
 from tickmind_embedder.handler import Metrics
+from tickmind_embedder.indexing import Indexing
 from tickmind_embedder.lanes import Lanes
 from tickmind_embedder.settings import EmbedderSettings
 
@@ -33,6 +34,7 @@ def create_app(settings: EmbedderSettings) -> App:
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-embedder")
     lanes = Lanes(database, settings, Metrics(registry))
+    indexing = Indexing(database, signed_from=settings.embedder_signatures_from)
     broker = create_broker(settings, name="embedder", prefetch=100)
 
     @broker.subscriber(
@@ -47,7 +49,7 @@ def create_app(settings: EmbedderSettings) -> App:
 
     async def work(stop: asyncio.Event) -> None:
         application = FastStream(broker, logger=None)
-        tasks = [asyncio.create_task(lanes.run(stop))]
+        tasks = [asyncio.create_task(lanes.run(stop)), asyncio.create_task(indexing.run(stop))]
         if settings.embedder_listen:
             tasks.append(asyncio.create_task(_listen(application, stop)))
         try:

@@ -28,7 +28,7 @@ from tickmind_embedder.calling import Calling, Evidence
 from tickmind_embedder.horizon import Horizon
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.outcomes import Outcomes
-from tickmind_embedder.transactions import writing
+from tickmind_embedder.transactions import reading, writing
 
 __all__ = ["Handler", "Metrics", "ProviderPaused"]
 
@@ -103,7 +103,7 @@ class Handler:
     async def claimable(self) -> bool:
         """Whether there is a text to claim."""
         generation = await self.generation()
-        async with self._database.reading() as session:
+        async with reading(self._database) as session:
             return await leases.claimable(session, generation.space_id)
 
     async def sweep(self, *, full: bool, go_on: Callable[[Swept], bool] = lambda _: True) -> None:

@@ -24,7 +24,7 @@ from tickmind.telemetry import log
 from tickmind_embedder.handler import Handler
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.settings import EmbedderSettings
-from tickmind_embedder.transactions import writing
+from tickmind_embedder.transactions import reading, writing
 from tickmind_embedder.worker import Worker
 
 __all__ = ["Lanes"]
@@ -162,7 +162,7 @@ class Lanes:
     async def _look(self, *, keep: bool) -> None:
         """Begin, change and end lanes as the database says. `keep`: the way to our own space, as
         our settings say it, is the latest there is."""
-        async with self._database.reading() as session:
+        async with reading(self._database) as session:
             filled = await filled_generations(session)
         own, served = space_of(self._settings), served_by(self._settings)
         if keep or not filled:
@@ -171,7 +171,7 @@ class Lanes:
                 await keep_served(session, own, served)
                 filled = await filled_generations(session)
         self._notes.clear()
-        there = {generation.id for generation in filled}
+        there = {generation.space_id for generation in filled}
         for lane in [lane for id_, lane in self._lanes.items() if id_ not in there]:
             self._end(lane)
         for generation in filled:
@@ -180,7 +180,7 @@ class Lanes:
             self._note(0, differs)
 
     def _serve(self, generation: Generation) -> None:
-        lane = self._lanes.get(generation.id)
+        lane = self._lanes.get(generation.space_id)
         if lane is not None:
             lane.generation = generation
             if lane.task is None or lane.task.done():  # it had gone for a moment
@@ -199,23 +199,23 @@ class Lanes:
                 self._others_first,
             )
         except ConfigurationError as exc:
-            self._note(generation.id, str(exc))
+            self._note(generation.space_id, str(exc))
             return
         if lane is not None:  # it is reached in another way from now on
             self._end(lane)
-        self._lanes[generation.id] = new
+        self._lanes[generation.space_id] = new
         new.begin()
         log(_logger, logging.INFO, "space_filled", space=generation.space_id)
 
     def _end(self, lane: _Lane) -> None:
         """No new work; what is in flight is finished meanwhile."""
         lane.stop.set()
-        self._lanes.pop(lane.generation.id)
+        self._lanes.pop(lane.generation.space_id)
         self._ending.append(lane)
         self._metrics.backlog(lane.generation.space_id, 0)
 
-    def _note(self, generation_id: int, note: str) -> None:
-        self._notes[generation_id] = note
+    def _note(self, space_id: int, note: str) -> None:
+        self._notes[space_id] = note
         if note not in self._told:
             self._told.add(note)
             log(_logger, logging.WARNING, "embedding_space", note=note)

@@ -13,6 +13,7 @@ from tickmind.database import Database, DatabaseUnavailable
 from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.jobs import Job
+from tickmind.store.signing import Signers
 from tickmind.store.spaces import Generation, refresh_mean
 from tickmind.telemetry import log
 from tickmind_embedder.metrics import Metrics
@@ -41,6 +42,7 @@ class Outcomes:
         self._metrics = metrics
         self._generation = generation
         self._owed: list[Job] = []
+        self._signers = Signers()
 
     async def store(self, vectors: dict[bytes, NDArray[np.float32]]) -> bool:
         """Store the vectors of one answer and link who waits; whether the space's mean is new."""
@@ -59,7 +61,7 @@ class Outcomes:
         while True:
             try:
                 async with writing(self._database) as session:
-                    linked = await store.store_vectors(session, space_id, vectors)
+                    linked = await store.store_vectors(session, space_id, vectors, self._signers)
             except DatabaseUnavailable:
                 if loop.time() + delay > until:
                     raise

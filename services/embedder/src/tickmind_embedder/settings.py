@@ -30,3 +30,8 @@ class EmbedderSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Heal
         3600.0, description="when idle, vectors no memory uses are deleted this often; 0: never"
     )
     embedder_listen: bool = Field(True, description="false: no hints from the broker, sweep only")
+    embedder_signatures_from: Annotated[int, Field(ge=0)] = Field(
+        8192,
+        description="distinct vectors from which a space is given signatures, in the background;"
+        " 0: only by `tickmind space reindex`",
+    )

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.database import Database, DatabaseUnavailable
 
-__all__ = ["writing"]
+__all__ = ["reading", "writing"]
 
 #: Longest that a transaction of ours may take. All are short (measured: a sweep's chunk 40 ms on
 #: two busy cores), but one may wait for the deletion of a large world.
@@ -22,10 +22,22 @@ async def writing(
     database: Database, *, most_s: float | None = None
 ) -> AsyncIterator[AsyncSession]:
     """As `Database.writing`; a connection that died in silence is DatabaseUnavailable as well."""
-    most_s = most_s or _MOST_S
+    async with _ended_within(most_s or _MOST_S), database.writing() as session:
+        yield session
+
+
+@asynccontextmanager
+async def reading(database: Database) -> AsyncIterator[AsyncSession]:
+    """As `Database.reading`, ended likewise."""
+    async with _ended_within(_MOST_S), database.reading() as session:
+        yield session
+
+
+@asynccontextmanager
+async def _ended_within(most_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(most_s), database.writing() as session:
-            yield session
+        async with asyncio.timeout(most_s):
+            yield
     except TimeoutError as exc:
         msg = f"PostgreSQL did not answer within {most_s:g} s"
         raise DatabaseUnavailable(msg) from exc

@@ -10,6 +10,7 @@ from tickmind.errors import InvalidMessage
 from tickmind.memory import Scored, Watermarks
 from tickmind.messages import (
     AgentReply,
+    Explained,
     RecalledMemory,
     RecallQuery,
     RecallReply,
@@ -30,6 +31,9 @@ class Answers:
         self.watermarks = Watermarks()
         #: Places whose observation has no vector yet.
         self.unembedded: set[int] = set()
+        #: Milliseconds of steps that all queries share, and of each query's own embedding.
+        self.ms: dict[str, float] = {}
+        self.embed_ms: dict[int, float] = {}
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
                 agent=_agent_of(request.options.queries[place]),
@@ -67,6 +71,7 @@ class Answers:
         self,
         place: int,
         memories: Sequence[Scored],
+        explain: Explained | None = None,
         *,
         reason: str | None = None,
         detail: str | None = None,
@@ -98,6 +103,7 @@ class Answers:
                 )
                 for memory in memories
             ],
+            explain=explain,
         )
 
     def reply(self) -> RecallReply:

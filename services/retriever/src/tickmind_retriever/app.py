@@ -74,6 +74,8 @@ def create_app(settings: RetrieverSettings) -> App:
         ),
         reserve_s=settings.retriever_reserve_ms / 1000,
         parallel=max(1, settings.database_pool_size - 1),
+        signatures_from=settings.retriever_signatures_from,
+        audit_one_in=settings.retriever_audit_one_in,
     )
     broker = create_broker(settings, name="retriever", prefetch=settings.retriever_concurrency)
     replies = Replies(settings)

@@ -19,13 +19,14 @@ from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Watermarks
 from tickmind.messages import RecallReply
 from tickmind.store.recall import Whom, whom
+from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.awaiting import Awaiting
 from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.query_vectors import QueryVectors
-from tickmind_retriever.ranker import Asking, Ranker, detail_of, reason_of
+from tickmind_retriever.ranker import Asking, Ranker, detail_of, ms_since, reason_of
 from tickmind_retriever.ranking import Ranking
 from tickmind_retriever.sharing import Shared
 from tickmind_retriever.spaces import Spaces
@@ -63,6 +64,8 @@ class Handler:
         ranking: Ranking,
         reserve_s: float,
         parallel: int,
+        signatures_from: int = PAYS_FROM,
+        audit_one_in: int = 0,
     ) -> None:
         self._database = database
         self._spaces = spaces
@@ -70,7 +73,13 @@ class Handler:
         self._ranking = ranking
         self._reserve_s = reserve_s
         self._awaiting = Awaiting(database)
-        self._ranker = Ranker(database, parallel=parallel)
+        self._ranker = Ranker(
+            database,
+            metrics,
+            parallel=parallel,
+            signatures_from=signatures_from,
+            audit_one_in=audit_one_in,
+        )
         self._lookups = Shared(
             self._look_up, parallel=1, most=_REQUESTS_A_LOOKUP, patience_s=_LOOKUP_S
         )
@@ -96,7 +105,8 @@ class Handler:
         until = begun + left_s - self._reserve_s
         kept_s = min(_RANKING_MOST_S, max(0.0, until - begun) * _RANKING_SHARE)
         terms = self._ranking.of(request.options.world).terms(request.options)
-        await self._within(until, Asking(answers=answers, terms=terms, without_by=until - kept_s))
+        asking = Asking(answers=answers, terms=terms, begun=begun, without_by=until - kept_s)
+        await self._within(until, asking)
         reply = answers.reply()
         self._metrics.seconds.observe(loop.time() - begun)
         for answer in reply.replies:
@@ -151,6 +161,7 @@ class Handler:
         with space.wanted(query.observation for _, query in answers.open()) as vectors:
             # The ids are looked up while the provider thinks.
             found = await self._found(asking, generation)
+            answers.ms["find"] = ms_since(asking.begun)
             await self._ranker.rank_all(asking, found, vectors, generation)
 
     def _space(self, generation: Generation | None) -> tuple[QueryVectors | None, str]:
@@ -208,10 +219,12 @@ class Handler:
         generation = await self.generation()
         if generation is not None:
             self._spaces.vectors(generation)
+            await self._ranker.prepare(generation)
 
     async def close(self) -> None:
         """Wait a moment for what deadlines cut off."""
         await self._awaiting.close()
+        await self._ranker.close()
         ending = self._cut_off | self._lookups.under_way | self._ranker.under_way
         if ending:
             await asyncio.wait(ending, timeout=_CUT_OFF_S)

@@ -23,3 +23,9 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
             registry=registry,
         )
+        self.audited = Counter(
+            "tickmind_recall_audit",
+            "Of sampled recalls' exact best memories: whether ranking by signatures found them",
+            ["found"],
+            registry=registry,
+        )

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,19 +14,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from tickmind.database import Database
 from tickmind.errors import TickmindError
 from tickmind.memory import Scored
-from tickmind.messages import RecallQuery
+from tickmind.messages import Explained, RecallQuery
 from tickmind.store.recall import Question, Whom, rank
 from tickmind.store.spaces import Generation
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
+from tickmind_retriever.auditing import Auditing
 from tickmind_retriever.chosen import chosen
 from tickmind_retriever.fallback import Fallback, Unembedded
+from tickmind_retriever.metrics import Metrics
+from tickmind_retriever.plans import Plans
 from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.ranking import Terms
 from tickmind_retriever.sharing import Shared
 from tickmind_retriever.words import Words
 
-__all__ = ["Asking", "Ranker", "detail_of", "reason_of"]
+__all__ = ["Asking", "Ranker", "detail_of", "ms_since", "reason_of"]
 
 _logger = logging.getLogger("tickmind.retriever")
 
@@ -46,21 +50,32 @@ class _Manner:
 
     generation: Generation
     terms: Terms
+    by_signatures: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """A request under way. `without_by`: when what can be done without is done without."""
+    """A request under way, since `begun`. `without_by`: when what can be done without is done
+    without."""
 
     answers: Answers
     terms: Terms
+    begun: float
     without_by: float
 
 
 class Ranker:
     """Ranks what requests ask for, in at most `parallel` statements at once of either sort."""
 
-    def __init__(self, database: Database, *, parallel: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        *,
+        parallel: int,
+        signatures_from: int,
+        audit_one_in: int,
+    ) -> None:
         # Words take a fifth of the time that vectors take.
         by_words = max(1, parallel // 4)
         self._database = database
@@ -69,6 +84,13 @@ class Ranker:
         self._fallback = Fallback(database, self._words, parallel=self._parallel)
         self._rankings = Shared(
             self._rank_together, parallel=self._parallel, most=_AGENTS_A_STATEMENT, spread=True
+        )
+        self._plans = Plans(database, signatures_from=signatures_from)
+        self._auditing = Auditing(
+            database,
+            metrics.audited,
+            one_in=audit_one_in,
+            busy=lambda: bool(self._rankings.under_way),
         )
 
     @property
@@ -111,6 +133,7 @@ class Ranker:
                 questions = []
                 for future in done:
                     asked = waiting.pop(future)
+                    answers.embed_ms |= {place: ms_since(asking.begun) for place, _ in asked}
                     exc = future.exception()
                     if isinstance(exc, TickmindError):
                         tasks.create_task(
@@ -176,10 +199,11 @@ class Ranker:
         words: Mapping[int, asyncio.Task[_Found]],
     ) -> None:
         async def ask(terms: Terms, asked: Sequence[Question]) -> Sequence[list[Scored]]:
-            manner = _Manner(generation=generation, terms=terms)
-            return await self._rankings.ask(manner, asked)
+            return await self._ranked(_Manner(generation=generation, terms=terms), asked)
 
         places = [place for place, _ in questions]
+        begun = asyncio.get_running_loop().time()
+        explained: Sequence[Explained | None] = [None] * len(questions)
         try:
             both = [
                 replace(asked, words=(await words[place]).get(place, {}))
@@ -189,12 +213,52 @@ class Ranker:
             ]
             async with turns:
                 ranked = await chosen(ask, asking.terms, both, with_core=found.with_core)
+            if asking.answers.request.options.explain:
+                explained = await self._explained(asking, generation, questions, begun)
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
             asking.answers.fill("database", detail_of(exc), places=places)
             return
-        for place, memories in zip(places, ranked, strict=True):
-            asking.answers.remember(place, memories)
+        for place, memories, how in zip(places, ranked, explained, strict=True):
+            asking.answers.remember(place, memories, how)
+
+    async def _explained(
+        self,
+        asking: Asking,
+        generation: Generation,
+        questions: Sequence[tuple[int, Question]],
+        begun: float,
+    ) -> Sequence[Explained]:
+        """How they were ranked, since `begun`."""
+        answers, took = asking.answers, {"rank": ms_since(begun)}
+        return await self._plans.explained(
+            generation,
+            [asked.agent_id for _, asked in questions],
+            k=asking.terms.k,
+            by_relevance=asking.terms.weights is None,
+            ms=[answers.ms | {"embed": answers.embed_ms[place]} | took for place, _ in questions],
+        )
+
+    async def _ranked(
+        self, manner: _Manner, questions: Sequence[Question]
+    ) -> Sequence[list[Scored]]:
+        """Each by the plan for an agent of its size."""
+        large: set[int] = set()
+        if manner.terms.weights is not None:  # the order of raw cosines is exact
+            agents = {asked.agent_id for asked in questions}
+            large = await self._plans.large(manner.generation, agents)
+        if not large:
+            return await self._rankings.ask(manner, questions)
+        # Each plan has statements of its own; the answers in the questions' order.
+        asks = [
+            self._rankings.ask(
+                replace(manner, by_signatures=by_signatures),
+                [asked for asked in questions if (asked.agent_id in large) is by_signatures],
+            )
+            for by_signatures in (True, False)
+        ]
+        of_large, of_small = map(iter, await asyncio.gather(*asks))
+        return [next(of_large if asked.agent_id in large else of_small) for asked in questions]
 
     async def without_vectors(
         self,
@@ -231,17 +295,36 @@ class Ranker:
         self, manner: _Manner, questions: Sequence[Question]
     ) -> list[list[Scored]]:
         terms = manner.terms
+        prefilter = None
+        if manner.by_signatures:
+            prefilter = await self._plans.prefilter(manner.generation, terms.k)
+        ranking = partial(
+            rank,
+            generation=manner.generation,
+            tick=terms.tick,
+            k=terms.k,
+            filters=terms.filters,
+            weights=terms.weights,
+            half_life_ticks=terms.half_life_ticks,
+        )
         async with self._database.reading() as session:
-            return await rank(
-                session,
-                questions,
-                generation=manner.generation,
-                tick=terms.tick,
-                k=terms.k,
-                filters=terms.filters,
-                weights=terms.weights,
-                half_life_ticks=terms.half_life_ticks,
-            )
+            found = await ranking(session, questions, prefilter=prefilter)
+        if prefilter is not None:
+            self._auditing.offer(ranking, questions, prefilter)
+        return found
+
+    async def prepare(self, generation: Generation) -> None:
+        """Read what ranks by this generation's signatures. Raises DatabaseUnavailable."""
+        await self._plans.prefilter(generation, 1)
+
+    async def close(self) -> None:
+        """Give up what nobody waits for."""
+        await self._auditing.close()
+
+
+def ms_since(begun: float) -> float:
+    """Milliseconds since a moment of the loop's clock."""
+    return round((asyncio.get_running_loop().time() - begun) * 1000, 2)
 
 
 def reason_of(exc: TickmindError) -> str:

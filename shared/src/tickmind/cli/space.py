@@ -23,6 +23,7 @@ _EXAMPLE = examples(
     "tickmind space compare",
     "tickmind space activate gemini-embedding-2",
     "tickmind space drop gemini-embedding-001",
+    "tickmind space reindex",
 )
 _ADD_EXAMPLE = examples(
     "tickmind space add --profile text-embedding-3-large",
@@ -49,6 +50,7 @@ def register(app: typer.Typer) -> None:
     space.command("compare", epilog=_EXAMPLE)(compare)
     space.command("activate", epilog=_EXAMPLE)(activate)
     space.command("drop", epilog=_EXAMPLE)(drop)
+    space.command("reindex", epilog=_EXAMPLE)(reindex)
     space.command("collect", epilog=_EXAMPLE)(collect)
     about = "Change the model while recalls go on: add, backfill, compare, activate, drop."
     app.add_typer(space, name="space", help=about, rich_help_panel=_PANEL)
@@ -69,11 +71,12 @@ def list_spaces(as_json: Json = False) -> None:
         return
     rows = [
         [s.id, s.model, s.dimensions, s.status, s.indexed, s.pending, s.parked, s.embeddings,
+         "building" if s.building else "yes" if s.signed else "-",
          (s.served or {}).get("base_url", "-")]
         for s in found
     ]  # fmt: skip
     headings = ["id", "model", "dimensions", "status", "indexed", "pending", "parked", "vectors"]
-    say(table([*headings, "endpoint"], rows))
+    say(table([*headings, "signatures", "endpoint"], rows))
 
 
 def space_json(state: SpaceState) -> dict[str, Any]:
@@ -81,6 +84,9 @@ def space_json(state: SpaceState) -> dict[str, Any]:
     return {
         "id": state.id,
         "status": state.status,
+        "generation": state.generation_id,
+        "signed": state.signed,
+        "reindexing": state.building,
         "model": state.model,
         "dimensions": state.dimensions,
         "document_prefix": state.document_prefix,
@@ -249,6 +255,32 @@ def drop(space: Named, yes: Yes = False, as_json: Json = False) -> int:
         print_json(space_json(gone))
     else:
         say(f"dropped space {gone.id}, {name_of(gone.space)}: {gone.embeddings} vectors")
+    return 0
+
+
+def reindex(as_json: Json = False) -> int:
+    """Build the recall index anew over the space that recalls use, with a mean of now; recalls
+    go on.
+
+    It costs no embedding. Embedders do so once by themselves; where one is at it already, this
+    waits. May be interrupted: an embedder, or this command, goes on with it.
+    """
+    from tickmind.cli.output import note, print_json, say
+    from tickmind.cli.reindexing import reindexed
+    from tickmind.cli.servers import database_settings
+    from tickmind.serving import name_of
+
+    state = asyncio.run(reindexed(database_settings()))
+    if state is None:
+        note("too few texts are embedded to know what they have in common: 32 are needed")
+        return 1
+    if as_json:
+        print_json(space_json(state))
+    else:
+        say(
+            f"space {state.id}, {name_of(state.space)}: {state.indexed} memories indexed anew"
+            f" (generation {state.generation_id}); an embedder deletes the index before"
+        )
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +30,7 @@ _PUBLISH_EXAMPLE = examples(
 _RECALL_EXAMPLE = examples(
     'tickmind recall town-7 alice "Alice walks past the market"',
     'tickmind recall town-7 alice "Alice walks past the market" --tick 200 -k 3 --json',
+    'tickmind recall town-7 alice "Alice walks past the market" --explain',
 )
 
 
@@ -118,6 +120,9 @@ def recall(
     timeout: Annotated[
         float, typer.Option(min=0.001, max=60, help="Seconds; an engine would wait less.")
     ] = 5.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show how it was ranked, and what each step took.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> int:
     """Ask what an agent remembers about what it sees, and why each memory came back.
@@ -139,6 +144,7 @@ def recall(
         "distinct": distinct,
         "max_core": max_core,
         "wait_for_tick": wait_for_tick,
+        "explain": explain or None,
     }
     options |= {"fallback": fallback, "wait_ms": wait_ms}
     options |= {name: value for name, value in given.items() if value is not None}
@@ -163,6 +169,8 @@ def recall(
         say(f"{agent} remembers nothing: no tick of a world named {world} has been recorded.")
     else:
         say(f"{agent} remembers nothing of this at tick {now}.")
+    if answer.explain is not None:
+        say(_explained_in_words(answer.explain))
     return 0
 
 
@@ -174,8 +182,21 @@ def _weights(given: str | None) -> dict[str, float] | None:
     try:
         return dict(zip(names, (float(part) for part in given.split(",")), strict=True))
     except ValueError as exc:
-        msg = "--weights takes three numbers, such as 1,0.2,0.2"
+        msg = "--weights takes three numbers, such as 1,0.1,0.2"
         raise typer.BadParameter(msg) from exc
+
+
+#: What a step's name in a reply means.
+_STEPS = {"find": "agent found", "embed": "observation embedded", "rank": "ranked"}
+
+
+def _explained_in_words(how: Mapping[str, Any]) -> str:
+    if how["plan"] == "signatures":
+        plan = f"{how['rows']} memories by their signatures, the best {how['scored']} exactly"
+    else:
+        plan = f"{how['rows']} memories, all exactly"
+    steps = [f"{_STEPS.get(name, name)} {ms:.1f} ms" for name, ms in how["ms"].items()]
+    return f"Plan: {plan}; {', '.join(steps)}."
 
 
 async def _recall(

@@ -50,10 +50,11 @@ async def change_alone(session: AsyncSession) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceState:
-    """A space and its generation in numbers.
+    """A space and its generation in numbers: of several the one that is used, or was used last.
 
     `pending`: memories that wait, those given up on (`parked`) left out; `embeddings`: distinct
-    texts that have a vector.
+    texts that have a vector; `signed`: the generation has signatures; `building`: another is being
+    built to take its place.
     """
 
     id: int
@@ -70,6 +71,8 @@ class SpaceState:
     embeddings: int
     created_at: datetime
     activated_at: datetime | None
+    signed: bool = False
+    building: bool = False
 
     @property
     def space(self) -> Space:
@@ -86,21 +89,32 @@ class SpaceState:
         return max(0, self.indexed - self.embeddings)
 
 
-_STATES = text("""
+# Of the statuses in this order, and of two alike the newer one: one that was superseded stays for
+# some moments.
+_PRIMARY = """
+    SELECT DISTINCT ON (space_id) * FROM index_generation
+    ORDER BY space_id, array_position(ARRAY['active', 'building', 'retired', 'dropping'],
+                                      CAST(status AS text)), id DESC
+"""
+_STATES = text(
+    """
     SELECT s.id, g.id AS generation_id, g.status, s.model, s.dimensions, s.document_prefix,
            s.query_prefix, s.served,
            (SELECT count(*) FROM recall_index r WHERE r.generation_id = g.id) AS indexed,
            waiting.pending, waiting.parked,
            (SELECT count(*) FROM embedding e WHERE e.space_id = s.id) AS embeddings,
-           g.created_at, g.activated_at
-    FROM embedding_space s JOIN index_generation g ON g.space_id = s.id
+           g.created_at, g.activated_at, g.basis IS NOT NULL AS signed,
+           EXISTS (SELECT FROM index_generation b WHERE b.space_id = s.id AND b.id <> g.id
+                   AND b.status = 'building') AS building
+    FROM embedding_space s JOIN (@primary) AS g ON g.space_id = s.id
     CROSS JOIN LATERAL (
         SELECT count(*) FILTER (WHERE NOT p.parked) AS pending,
                count(*) FILTER (WHERE p.parked) AS parked
         FROM pending_embedding p WHERE p.space_id = s.id
     ) AS waiting
     ORDER BY s.id, g.id
-""").columns(served=JSONB)
+""".replace("@primary", _PRIMARY)
+).columns(served=JSONB)
 
 
 async def space_states(session: AsyncSession) -> list[SpaceState]:
@@ -108,11 +122,16 @@ async def space_states(session: AsyncSession) -> list[SpaceState]:
     return [SpaceState(**row._asdict()) for row in (await session.execute(_STATES)).all()]
 
 
-_STATUS = text("SELECT status FROM index_generation WHERE space_id = :space_id")
+_STATUS = text(
+    "SELECT status FROM (@primary) AS g WHERE space_id = :space_id".replace("@primary", _PRIMARY)
+)
 _BUILD = text("INSERT INTO index_generation (space_id, status) VALUES (:space_id, 'building')")
 _BUILD_AGAIN = text("""
     UPDATE index_generation SET status = 'building'
-    WHERE space_id = :space_id AND status = 'retired'
+    WHERE id = (SELECT max(id) FROM index_generation
+                WHERE space_id = :space_id AND status = 'retired')
+      AND NOT EXISTS (SELECT FROM index_generation
+                      WHERE space_id = :space_id AND status IN ('active', 'building'))
 """)
 
 
@@ -159,6 +178,7 @@ class Marked:
 
 
 _EXCLUDE_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
+# What one generation of the space has, another that is built over it gets without a call.
 _MARK_MISSING = text("""
     WITH chunk AS MATERIALIZED (
         SELECT m.id, a.world_id, m.tick, m.importance, m.content_hash
@@ -169,9 +189,12 @@ _MARK_MISSING = text("""
                                        content_hash)
         SELECT c.id, c.world_id, c.tick, g.space_id, c.importance, c.content_hash
         FROM chunk c
-        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
+        JOIN (SELECT DISTINCT space_id FROM index_generation
+              WHERE space_id = :space_id AND status IN ('building', 'active')) AS g ON true
         WHERE NOT EXISTS (SELECT FROM recall_index r
-                          WHERE r.memory_id = c.id AND r.generation_id = g.id)
+                          WHERE r.memory_id = c.id AND r.generation_id IN (
+                              SELECT id FROM index_generation WHERE space_id = :space_id
+                              AND status IN ('building', 'active')))
         ON CONFLICT DO NOTHING
         RETURNING 1
     )
@@ -231,7 +254,8 @@ _BEHIND = text("""
     WHERE now_used.status = 'active'
       AND NOT EXISTS (SELECT FROM recall_index other
                       JOIN index_generation g ON g.id = other.generation_id
-                      WHERE other.memory_id = m.id AND g.space_id = :space_id)
+                      WHERE other.memory_id = m.id AND g.space_id = :space_id
+                        AND g.status = 'building')
 """)
 
 
@@ -246,6 +270,14 @@ async def behind(session: AsyncSession, space_id: int, *, fresh_s: float) -> Beh
 
 _IS_BUILDING = text("""
     SELECT EXISTS (SELECT FROM index_generation WHERE space_id = :space_id AND status = 'building')
+       AND NOT EXISTS (SELECT FROM index_generation
+                       WHERE space_id = :space_id AND status = 'active')
+""")
+# One that was being built over the space that recalls leave.
+_ABANDON = text("""
+    UPDATE index_generation SET status = 'dropping'
+    WHERE status = 'building'
+      AND space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
 """)
 _RETIRE_ACTIVE = text("UPDATE index_generation SET status = 'retired' WHERE status = 'active'")
 _ACTIVATE = text("""
@@ -262,6 +294,7 @@ async def activate(session: AsyncSession, space_id: int) -> bool:
     await change_alone(session)
     if not (await session.execute(_IS_BUILDING, {"space_id": space_id})).scalar_one():
         return False
+    await session.execute(_ABANDON)
     await session.execute(_RETIRE_ACTIVE)
     await session.execute(_ACTIVATE, {"space_id": space_id})
     return True

@@ -9,7 +9,16 @@ from tickmind.store.changing import change_alone
 from tickmind.store.embedding import LINK_LOCK
 from tickmind.store.spaces import lock_out_recorders
 
-__all__ = ["begin_drop", "delete_some", "delete_space", "since_activation_s"]
+__all__ = [
+    "begin_drop",
+    "begin_drop_of_superseded",
+    "delete_generation",
+    "delete_some",
+    "delete_some_of_generation",
+    "delete_space",
+    "since_activation_s",
+    "superseded",
+]
 
 _SINCE_ACTIVATION = text("""
     SELECT CAST(extract(epoch FROM clock_timestamp() - activated_at) AS float8)
@@ -25,12 +34,18 @@ async def since_activation_s(session: AsyncSession) -> float | None:
 
 _BEGIN_DROP = text("""
     UPDATE index_generation SET status = 'dropping'
-    WHERE space_id = :space_id AND status <> 'active'
+    WHERE space_id = :space_id
+      AND NOT EXISTS (SELECT FROM index_generation WHERE space_id = :space_id AND status = 'active')
     RETURNING id
 """)
+# A generation may be dropped and its space kept.
 _DROPPING = """
-    space_id = :space_id AND EXISTS (SELECT FROM index_generation g
-                                     WHERE g.space_id = :space_id AND g.status = 'dropping')
+    space_id = :space_id AND (SELECT bool_and(g.status = 'dropping') FROM index_generation g
+                              WHERE g.space_id = :space_id)
+"""
+_OF_DROPPING = """
+    generation_id = ANY(ARRAY(SELECT g.id FROM index_generation g
+                              WHERE g.space_id = :space_id AND g.status = 'dropping'))
 """
 _CHUNK = """
     DELETE FROM @table
@@ -41,11 +56,8 @@ _CHUNK = """
 _CHUNKS = tuple(
     text(_CHUNK.replace("@table", table).replace("@rows", rows))
     for table, rows in (
-        (
-            "recall_index",
-            "generation_id = ANY(ARRAY(SELECT g.id FROM index_generation g"
-            " WHERE g.space_id = :space_id AND g.status = 'dropping'))",
-        ),
+        ("recall_index", _OF_DROPPING),
+        ("signature", _OF_DROPPING),
         ("pending_embedding", _DROPPING),
         ("embedding_job", _DROPPING),
         ("embedding", _DROPPING),
@@ -71,3 +83,79 @@ async def delete_space(session: AsyncSession, space_id: int) -> None:
     """Delete a space that is being dropped, with what is left of it."""
     await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LINK_LOCK})
     await session.execute(_DELETE_SPACE, {"space_id": space_id})
+
+
+# Whose place another of its space has taken, and whom no recall that has begun asks any more; and
+# one that is dropped while its space is kept.
+_SUPERSEDED = text("""
+    SELECT g.id FROM index_generation g
+    WHERE (g.status = 'retired'
+           AND EXISTS (SELECT FROM index_generation n
+                       WHERE n.space_id = g.space_id AND n.id > g.id AND n.status <> 'dropping'
+                         AND n.activated_at < clock_timestamp() - make_interval(secs => :kept_s)))
+       OR (g.status = 'dropping'
+           AND EXISTS (SELECT FROM index_generation n
+                       WHERE n.space_id = g.space_id AND n.status <> 'dropping'))
+    ORDER BY g.id
+""")
+_BEGIN_DROP_OF_GENERATIONS = text("""
+    UPDATE index_generation SET status = 'dropping' WHERE id = ANY(CAST(:ids AS integer[]))
+""")
+
+
+async def superseded(session: AsyncSession, *, kept_s: float) -> list[int]:
+    """Generations to be deleted though their space stays; `kept_s`: so long after another of the
+    space took its place one may still be in use."""
+    return list((await session.execute(_SUPERSEDED, {"kept_s": kept_s})).scalars())
+
+
+async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> list[int]:
+    """Have nothing revive these any more; which they are."""
+    await change_alone(session)
+    ids = await superseded(session, kept_s=kept_s)
+    await session.execute(_BEGIN_DROP_OF_GENERATIONS, {"ids": ids})
+    return ids
+
+
+# By their key, not by where they lie: a search that began at the first row each time would pass all
+# that were deleted before.
+_ROWS = text("""
+    WITH chunk AS (
+        SELECT memory_id FROM recall_index
+        WHERE generation_id = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
+    ), gone AS (
+        DELETE FROM recall_index r USING chunk
+        WHERE r.generation_id = :id AND r.memory_id = chunk.memory_id
+    )
+    SELECT max(memory_id) FROM chunk
+""")
+_SIGNATURES = text("""
+    WITH chunk AS (
+        SELECT content_hash FROM signature
+        WHERE generation_id = :id AND content_hash > :after ORDER BY content_hash LIMIT :most
+    ), gone AS (
+        DELETE FROM signature s USING chunk
+        WHERE s.generation_id = :id AND s.content_hash = chunk.content_hash
+    )
+    SELECT content_hash FROM chunk ORDER BY content_hash DESC LIMIT 1
+""")
+_SHARE_LINKS = text("SELECT pg_advisory_xact_lock_shared(:key)")
+_DELETE_GENERATION = text("DELETE FROM index_generation WHERE id = :id AND status = 'dropping'")
+
+
+async def delete_some_of_generation(
+    session: AsyncSession, generation_id: int, *, after: int | bytes, most: int
+) -> int | bytes | None:
+    """Delete index rows above the memory id `after`, or signatures above the hash; the highest
+    gone, to go on from; None: there are no more. Nobody deletes memories meanwhile."""
+    await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
+    statement = _SIGNATURES if isinstance(after, bytes) else _ROWS
+    parameters = {"id": generation_id, "after": after, "most": most}
+    found: int | bytes | None = (await session.execute(statement, parameters)).scalar_one_or_none()
+    return found
+
+
+async def delete_generation(session: AsyncSession, generation_id: int) -> None:
+    """Delete a generation that is being dropped, with what is left of it."""
+    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LINK_LOCK})
+    await session.execute(_DELETE_GENERATION, {"id": generation_id})

@@ -16,6 +16,8 @@ from pgvector import HalfVector
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.store.signing import Signers, sign
+
 __all__ = ["LINK_LOCK", "Swept", "link", "store_vectors", "sweep"]
 
 
@@ -44,10 +46,12 @@ _INDEX_MINE = """), done AS (
         RETURNING p.memory_id
     ), indexed AS (
         INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
-                                  kind, content_hash)
-        SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash
+                                  kind, content_hash, signature)
+        SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash,
+               s.bits
         FROM done JOIN memory m ON m.id = done.memory_id
         JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
+        LEFT JOIN signature s ON s.generation_id = g.id AND s.content_hash = m.content_hash
         ON CONFLICT DO NOTHING
 """
 
@@ -122,6 +126,7 @@ _STORE = text("""
     CROSS JOIN unnest(CAST(:hashes AS bytea[]), CAST(:vectors AS halfvec[])) AS new
     WHERE s.id = :space_id
     ON CONFLICT DO NOTHING
+    RETURNING content_hash
 """)
 # The pending rows that this statement sees become index rows, parked or not; one committed
 # meanwhile is linked in the next round. A generation that was retired meanwhile gets nothing more:
@@ -147,12 +152,19 @@ _LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE))
 
 
 async def store_vectors(
-    session: AsyncSession, space_id: int, vectors: Mapping[bytes, NDArray[np.float32]]
+    session: AsyncSession,
+    space_id: int,
+    vectors: Mapping[bytes, NDArray[np.float32]],
+    signers: Signers | None = None,
 ) -> int:
-    """Store the vectors of these texts, (dimensions,) each, and link who waits; how many did."""
+    """Store the vectors of these texts, (dimensions,) each, and link who waits; how many did.
+
+    They are signed for each generation that has signatures. `signers`: what was read of them
+    before; None: they are read for this once.
+    """
     hashes = sorted(vectors)
     await session.execute(_LOCK_LINKS, {"key": LINK_LOCK})
-    await session.execute(
+    stored = await session.execute(
         _STORE,
         {
             "space_id": space_id,
@@ -160,6 +172,11 @@ async def store_vectors(
             "vectors": [HalfVector(vectors[hash_]) for hash_ in hashes],
         },
     )
+    # Signed is what is stored: whose text was embedded twice at once keeps the first vector.
+    new = sorted(stored.scalars())
+    if new:
+        signers = signers or Signers()
+        await sign(session, await signers.of_space(session, space_id), new, vectors)
     return await _link(session, space_id, hashes)
 
 

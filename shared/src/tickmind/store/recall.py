@@ -1,9 +1,10 @@
 """What the retriever reads: who is asked, how far memory reaches, and the ranked memories.
 
-Ranking is exact: every memory of the agent that has a vector is scored, by the definitions of
-`tickmind.scoring`, which the tests hold these statements to. What words find is scored beside
-them, with a vector or without (`_BESIDE`): words only ever add to a score, so the best of all are
-among the best without words and those that words found.
+Ranking scores every memory of the agent that has a vector by the definitions of `tickmind.scoring`,
+which the tests hold these statements to; or, of a large agent, the best candidates of a
+`recall_signature.Prefilter`. What words find is scored beside them, with a vector or without
+(`_BESIDE`): words only ever add to a score, so the best of all are among the best without words
+and those that words found.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Scored, Watermarks, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
+from tickmind.store.recall_signature import Prefilter, candidates
 from tickmind.store.spaces import Generation
 
 __all__ = ["Filters", "Question", "Whom", "rank", "whom"]
@@ -128,16 +130,17 @@ _FILTERS = """
           AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
           AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
 """
+# Which of the agent's rows are ranked: all that the filters let through.
+_FILTERED = f"r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {_FILTERS}"
 # The best by vectors alone.
 _INDEXED = """
         SELECT scored.*, {score} AS score
         FROM (
             SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
                    {relevance} AS relevance, {recency} AS recency
-            FROM recall_index r
+            FROM {rows} r
             JOIN embedding e
                 ON e.space_id = :space_id AND e.content_hash = r.content_hash
-            WHERE r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {filters}
         ) AS scored
         ORDER BY score DESC, scored.tick DESC, scored.memory_id DESC
         LIMIT :k
@@ -207,6 +210,7 @@ _STATEMENT = """
     JOIN memory m ON m.id = top.memory_id
     ORDER BY q.asked, top.score DESC, top.tick DESC, top.memory_id DESC
 """
+_ALL = f"(SELECT * FROM recall_index r WHERE {_FILTERED})"  # noqa: S608 (a constant)
 _ASKED = """CAST(:agent_ids AS bigint[]), CAST(:vectors AS halfvec[]),
                 CAST(:mean_dots AS float8[])"""
 _BLENDED = """
@@ -215,8 +219,9 @@ _BLENDED = """
 """
 
 
-def _statement(score: str, relevance: str | None, *, words: bool) -> TextClause:
-    """`relevance` None: of questions without a vector. `words`: those count, too."""
+def _statement(score: str, relevance: str | None, *, words: bool, rows: str = _ALL) -> TextClause:
+    """`relevance` None: of questions without a vector. `words`: those count, too. `rows`: of the
+    index, which are scored."""
     parts = {
         "score": score,
         "relevance": relevance,
@@ -224,6 +229,7 @@ def _statement(score: str, relevance: str | None, *, words: bool) -> TextClause:
         "filters": _FILTERS,
         "candidates": _CANDIDATES.format(filters=_FILTERS),
         "words_weight": WORDS_WEIGHT,
+        "rows": rows,
     }
     if relevance is None:
         asked, columns = "CAST(:agent_ids AS bigint[])", "agent_id"
@@ -240,6 +246,9 @@ def _statement(score: str, relevance: str | None, *, words: bool) -> TextClause:
 _BY_RELEVANCE = _statement("scored.relevance", _RAW, words=False)
 _BY_BLEND_RAW = _statement(_BLENDED, _RAW, words=True)
 _BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED, words=True)
+_BY_BLEND_OF_CANDIDATES = _statement(
+    _BLENDED, _CENTRED, words=True, rows=candidates(_FILTERED, _CENTRED, _RECENCY)
+)
 _BY_WORDS = _statement(_BLENDED, None, words=True)
 
 
@@ -253,12 +262,15 @@ async def rank(
     filters: Filters,
     weights: Weights | None,
     half_life_ticks: float,
+    prefilter: Prefilter | None = None,
 ) -> list[list[Scored]]:
     """The best `k` memories for each question, best first; ties: newer tick, then higher id.
 
     `weights` None: cosine alone, as `ranking: "relevance"` asks; words do not count then.
     Questions have a vector all or none: without, relevance is what words give, and nothing is
     found where it is all that was asked for. `generation` None: there are no vectors yet.
+    `prefilter`: where there are weights, and a mean, only its candidates, and what words found, are
+    scored exactly.
     """
     parameters: dict[str, object] = {
         "agent_ids": [question.agent_id for question in questions],
@@ -294,6 +306,10 @@ async def rank(
         statement = _BY_RELEVANCE
         if weights is not None:
             statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
+        if mean is not None and prefilter is not None:
+            statement = _BY_BLEND_OF_CANDIDATES
+            vectors = [question.vector for question in questions if question.vector is not None]
+            parameters |= prefilter.parameters(vectors)
     found: list[list[Scored]] = [[] for _ in questions]
     for row in (await session.execute(statement, parameters)).all():
         found[row.asked - 1].append(

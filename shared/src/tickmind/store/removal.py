@@ -34,16 +34,23 @@ _DELETE_AGENT = text("""
 """)
 # A text nobody waits for and nobody indexed. Jobs too: their last memory is gone. One that is
 # leased stays: a memory recorded now would have its text sent a second time.
-_UNUSED_EMBEDDINGS = text("""
-    DELETE FROM embedding e
-    WHERE NOT EXISTS (
-            SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
-            WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
-      AND NOT EXISTS (
-            SELECT FROM pending_embedding p
-            WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
-    RETURNING 1
-""")
+_DELETE_EMBEDDINGS = """
+    WITH gone AS (
+        DELETE FROM embedding e @which
+          NOT EXISTS (
+                SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
+                WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
+          AND NOT EXISTS (
+                SELECT FROM pending_embedding p
+                WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
+        RETURNING e.space_id, e.content_hash
+    ), unsigned AS (
+        DELETE FROM signature s USING gone JOIN index_generation g ON g.space_id = gone.space_id
+        WHERE s.generation_id = g.id AND s.content_hash = gone.content_hash
+    )
+    SELECT content_hash FROM gone
+"""
+_UNUSED_EMBEDDINGS = text(_DELETE_EMBEDDINGS.replace("@which", "WHERE"))
 _UNUSED_JOBS = text("""
     DELETE FROM embedding_job j
     WHERE NOT EXISTS (SELECT FROM pending_embedding p
@@ -117,18 +124,15 @@ _LOOK_FOR_UNUSED = text("""
             WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
     LIMIT :most
 """)
-_COLLECT_THESE = text("""
-    DELETE FROM embedding e
-    USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
-    WHERE e.space_id = t.space_id AND e.content_hash = t.hash
-      AND NOT EXISTS (
-            SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
-            WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
-      AND NOT EXISTS (
-            SELECT FROM pending_embedding p
-            WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
-    RETURNING 1
-""")
+_COLLECT_THESE = text(
+    _DELETE_EMBEDDINGS.replace(
+        "@which",
+        """
+        USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
+        WHERE e.space_id = t.space_id AND e.content_hash = t.hash AND
+        """,
+    )
+)
 
 
 async def collect_some_embeddings(session: AsyncSession, *, most: int) -> int:

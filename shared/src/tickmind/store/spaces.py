@@ -13,6 +13,8 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 __all__ = [
+    "MEAN_FROM",
+    "MEAN_UNTIL",
     "Generation",
     "Space",
     "Status",
@@ -45,6 +47,7 @@ class Generation:
     """One build of the recall index. `mean`: (dimensions,) float32; None while too young.
 
     `served`: how its space is reached, as `tickmind.serving` keeps it; None: nothing was kept.
+    `signed`: it has signatures, so its mean is fixed.
     """
 
     id: int
@@ -54,17 +57,26 @@ class Generation:
     mean_over: int
     status: Status = "active"
     served: Mapping[str, Any] | None = None
+    signed: bool = False
 
 
 _GENERATION = """
-    SELECT g.id, g.space_id, g.status, g.mean, g.mean_over,
+    SELECT g.id, g.space_id, g.status, g.mean, g.mean_over, g.basis IS NOT NULL AS signed,
            s.model, s.dimensions, s.document_prefix, s.query_prefix,
            CAST(s.served AS text) AS served
     FROM index_generation g JOIN embedding_space s ON s.id = g.space_id
 """
 _ACTIVE = text(_GENERATION + "WHERE g.status = 'active'")
-# 'active' stands before 'building' in the alphabet, too.
-_FILLED = text(_GENERATION + "WHERE g.status IN ('active', 'building') ORDER BY g.status, g.id")
+# 'active' stands before 'building' in the alphabet, too. A space whose index is being built anew
+# has both.
+_FILLED = text(
+    f"SELECT * FROM ({_GENERATION}"  # noqa: S608 (a constant)
+    """
+        WHERE g.id IN (SELECT DISTINCT ON (space_id) id FROM index_generation
+                       WHERE status IN ('active', 'building') ORDER BY space_id, status, id)
+    ) AS filled ORDER BY status, id
+    """
+)
 
 
 def _generation(row: Row[Any]) -> Generation:
@@ -81,6 +93,7 @@ def _generation(row: Row[Any]) -> Generation:
         mean_over=row.mean_over,
         status=row.status,
         served=json.loads(row.served) if row.served else None,
+        signed=row.signed,
     )
 
 
@@ -91,7 +104,7 @@ async def active_generation(session: AsyncSession) -> Generation | None:
 
 
 async def filled_generations(session: AsyncSession) -> list[Generation]:
-    """Those that memories are embedded for, the active one first."""
+    """One of each space that memories are embedded for, the active one first."""
     return [_generation(row) for row in (await session.execute(_FILLED)).all()]
 
 
@@ -188,7 +201,7 @@ _SAMPLE = text("""
 """)
 _SET_MEAN = text("""
     UPDATE index_generation SET mean = :mean, mean_over = :over
-    WHERE id = :id AND mean_over < :over
+    WHERE id = :id AND mean_over < :over AND basis IS NULL
 """)
 
 #: A mean of fewer vectors is mostly those vectors themselves.
@@ -203,7 +216,7 @@ async def refresh_mean(session: AsyncSession, generation: Generation) -> bool:
 
     Only a generation without signatures may change its mean: nothing stored depends on it.
     """
-    if generation.mean_over >= MEAN_UNTIL:
+    if generation.mean_over >= MEAN_UNTIL or generation.signed:
         return False
     wanted = max(MEAN_FROM, 2 * generation.mean_over)
     parameters = {"space_id": generation.space_id, "most": wanted}

@@ -1,0 +1,78 @@
+"""Signatures: 1536 bits for each vector, from whose differences cosines are told approximately.
+
+A bit is the side of a hyperplane that a vector lies on. For planes in random directions two vectors
+at the angle a differ in a / pi of the bits (Charikar, "Similarity estimation techniques from
+rounding algorithms", STOC 2002, section 3), so cos is about cos(pi * hamming / bits). Vectors are
+centred first: models squeeze all texts into a narrow cone, which few planes would cut. The
+planes are the rows of orthogonal matrices, which lie apart more evenly than independent ones (Ji
+et al., "Super-bit locality-sensitive hashing", NIPS 2012). Found of the true best 5 among the best
+200 on 5,882 turns of dialogue (multilingual-e5-small): plain signs .63, centred .984, centred and
+rotated .9995.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BITS", "Signer", "cosine", "new_basis"]
+
+#: The same for every space, so that one column holds them; the widest vectors get a bit a number.
+BITS = 1536
+
+Vectors = NDArray[np.floating]
+
+
+def new_basis(dimensions: int, random: np.random.Generator) -> bytes:
+    """Random orthogonal matrices, ceil(1536 / dimensions) of them, each (dimensions, dimensions).
+
+    float16 little-endian, one after the other: what rounding takes from their orthogonality (5e-4)
+    is less than a bit's own noise, and half as much is read at a start. To be kept, not
+    made again from a seed: generators and decompositions change with numpy and the machine.
+    """
+    if not 1 <= dimensions <= BITS:
+        msg = f"dimensions must be between 1 and {BITS}, they are {dimensions}"
+        raise ValueError(msg)
+    matrices = []
+    for _ in range(math.ceil(BITS / dimensions)):
+        q, r = np.linalg.qr(random.standard_normal((dimensions, dimensions)))
+        # Uniform over all rotations only with the signs of R's diagonal (Mezzadri, "How to generate
+        # random matrices from the classical compact groups", Notices of the AMS 54, 2007).
+        matrices.append(q * np.where(np.diagonal(r) < 0, -1.0, 1.0))
+    return np.stack(matrices).astype("<f2").tobytes()
+
+
+def cosine(hamming: NDArray[np.integer]) -> NDArray[np.float64]:
+    """The cosine that so many differing bits stand for."""
+    return np.cos(np.pi * np.asarray(hamming, dtype=np.float64) / BITS)
+
+
+class Signer:
+    """Signs vectors of one generation, by its mean and its basis; both are fixed with it."""
+
+    def __init__(self, mean: NDArray[np.float32], basis: bytes) -> None:
+        """`mean`: (d,); `basis`: as `new_basis` made it. Raises ValueError for one that is not."""
+        dimensions = len(mean)
+        rows = np.frombuffer(basis, dtype="<f2")
+        if not dimensions or len(rows) != math.ceil(BITS / dimensions) * dimensions**2:
+            msg = f"a basis of {len(basis)} bytes is none for {dimensions} dimensions"
+            raise ValueError(msg)
+        self._mean = np.asarray(mean, dtype=np.float32)
+        self._planes = rows.reshape(-1, dimensions)[:BITS].T.astype(np.float32)
+
+    def sign(self, vectors: Vectors) -> list[bytes | None]:
+        """192 bytes each, first bit first. None: without a direction, as `scoring` has it.
+
+        `vectors`: (n, d), of any length.
+        """
+        rows = np.asarray(vectors, dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            centred = rows - self._mean
+            usable = np.isfinite(centred).all(axis=1) & centred.any(axis=1) & rows.any(axis=1)
+            sides = np.where(usable[:, np.newaxis], centred, 0) @ self._planes > 0
+        packed = np.packbits(sides, axis=1)
+        return [
+            bits.tobytes() if known else None for bits, known in zip(packed, usable, strict=True)
+        ]

@@ -1,0 +1,98 @@
+"""Ranking a large agent: all of its rows by their signatures, then the best exactly.
+
+Every row that the filters let through gets an approximate score from the covering index alone: its
+own recency and importance, and the cosine that its signature's bits stand for. Only the best
+candidates' vectors are read. (The best by cosine alone would not do: on 10,000 memories
+the best 200 by cosine held .14 of the 10 best by score.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from tickmind.signature import BITS, Signer
+from tickmind.store.signing import bit_string
+
+__all__ = ["CANDIDATES", "PAYS_FROM", "Prefilter", "candidates", "rows_of"]
+
+#: Candidates of each agent that are scored exactly, from `exactness` in benchmarks/NOTES.md.
+CANDIDATES = 200
+#: From so many rows on the prefilter costs less than scoring all exactly (same place).
+PAYS_FROM = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefilter:
+    """Rank the best `most` of each agent by the signatures of a generation."""
+
+    signer: Signer
+    most: int = CANDIDATES
+
+    def parameters(self, queries: Sequence[NDArray[np.float32]]) -> dict[str, object]:
+        """`queries`: (d,) each, not centred."""
+        signatures = self.signer.sign(np.stack(list(queries)))
+        return {
+            "signatures": [bit_string(signature) for signature in signatures],
+            "candidates": self.most,
+        }
+
+
+# Once a question, not once a row: hence OFFSET 0. A row whose text is not signed, or has no
+# direction, is scored exactly, so that nothing hangs on signatures being complete.
+_CANDIDATES = """
+    (SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash
+     FROM (SELECT (CAST(:signatures AS bit({bits})[]))[CAST(q.asked AS integer)] AS bits
+           OFFSET 0) AS s
+     CROSS JOIN recall_index r
+     WHERE {filtered}
+     ORDER BY :w_relevance * CASE
+                  WHEN s.bits IS NULL THEN -1
+                  WHEN r.signature IS NULL THEN (
+                      SELECT {relevance} FROM embedding e
+                      WHERE e.space_id = :space_id AND e.content_hash = r.content_hash)
+                  ELSE cos((r.signature <~> s.bits) * {angle}) END
+              + :w_recency * {recency} + :w_importance * (r.importance / 10::float8) DESC,
+              r.tick DESC, r.memory_id DESC
+     LIMIT :candidates)
+"""
+
+
+def candidates(filtered: str, relevance: str, recency: str) -> str:
+    """The rows of recall_index, as a subquery, that are worth to be scored exactly. Rows found
+    otherwise (by words, say) are to be united with them here."""
+    return _CANDIDATES.format(
+        bits=BITS,
+        angle=math.pi / BITS,
+        filtered=filtered,
+        relevance=relevance,
+        recency=recency,
+    )
+
+
+# Bounded: of a large agent only that it is large is asked.
+_ROWS = text("""
+    SELECT a.id, counted.rows FROM unnest(CAST(:agent_ids AS bigint[])) AS a (id)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS rows FROM (
+            SELECT FROM recall_index r
+            WHERE r.generation_id = :generation_id AND r.agent_id = a.id
+            LIMIT CAST(:most AS bigint)
+        ) AS bounded
+    ) AS counted
+""")
+
+
+async def rows_of(
+    session: AsyncSession, generation_id: int, agent_ids: Sequence[int], *, most: int | None
+) -> dict[int, int]:
+    """How many rows each of these agents has, counted no further than `most`."""
+    parameters = {"generation_id": generation_id, "agent_ids": list(agent_ids), "most": most}
+    found = (await session.execute(_ROWS, parameters)).all()
+    return {row.id: row.rows for row in found}
