@@ -25,11 +25,13 @@ __all__ = ["Graded", "grade"]
 class Graded:
     """What one tick comes to.
 
-    `dropped`: decisions not remembered, by (action, why); why is `policy`, `blank` or `unknown`.
+    `kept`: decisions remembered, by action; `dropped`: those that are not, by (action, why); why is
+    `policy`, `blank` or `unknown`.
     `hearers_cut`: hearers beyond the policy's `max_hearers`.
     """
 
     memories: tuple[Memory, ...]
+    kept: Counter[str] = field(default_factory=Counter)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     rejected: tuple[Rejected, ...] = ()
     hearers_cut: int = 0
@@ -104,6 +106,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
     """Memories of everyone concerned by one tick, in the order of its decisions."""
     rules = policy.of(tick.world)
     memories: list[Memory] = []
+    kept: Counter[str] = Counter()
     dropped: Counter[tuple[str, str]] = Counter()
     rejected: list[Rejected] = []
     seen: Counter[tuple[str, bytes]] = Counter()
@@ -140,6 +143,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
             decision=decided,
             ordinal=ordinal,
         )
+        kept[name] += 1
         importance = decision.importance if decision.importance is not None else action.importance
         is_core = decision.core if decision.core is not None else action.core
         memories.append(
@@ -178,6 +182,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
         )
     return Graded(
         memories=tuple(memories),
+        kept=kept,
         dropped=dropped,
         rejected=tuple(rejected),
         hearers_cut=hearers_cut,

@@ -8,12 +8,13 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -22,6 +23,7 @@ from starlette.routing import Route
 from tickmind.errors import ConfigurationError, TickmindError
 from tickmind.settings import HealthSettings, load
 from tickmind.telemetry import configure_logging, configure_traces, log
+from tickmind.watching import Watch, Watching
 
 __all__ = ["App", "Check", "main", "run"]
 
@@ -39,7 +41,8 @@ _logger = logging.getLogger("tickmind.service")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """A wired service. `needs`: what must answer before it starts; `checks`: what readiness asks;
-    `notes`: what it tells besides, which keeps nobody from using the service.
+    `notes`: what it tells besides, which keeps nobody from using the service; `watches`: what is
+    looked up for its metrics.
 
     `work` runs until `stop` is set, finishes what is in flight and returns; what it raises ends
     the process.
@@ -51,6 +54,7 @@ class App:
     work: Callable[[asyncio.Event], Coroutine[None, None, None]]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     notes: Mapping[str, Check] = field(default_factory=dict)
+    watches: Sequence[Watch] = ()
 
 
 @dataclass(slots=True)
@@ -71,8 +75,13 @@ def _health_app(app: App, state: _State) -> Starlette:
             told["notes"] = notes
         return JSONResponse(told, status_code=503 if faults else 200)
 
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(app.registry), media_type=CONTENT_TYPE_LATEST)
+    watching = Watching(app.watches)
+
+    async def metrics(request: Request) -> Response:
+        await watching.look()
+        # Who asks for OpenMetrics gets exemplars.
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(app.registry), headers={"content-type": content_type})
 
     return Starlette(
         routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from tickmind.measured import CallMeters
+
 __all__ = ["Metrics"]
 
 
@@ -31,6 +33,12 @@ class Metrics:
             "Pending rows that the last full sweeps saw and could not link",
             registry=registry,
         )
+        self.waited = Counter(
+            "tickmind_embedding_budget_waited_seconds",
+            "Time that callers waited for the budget",
+            registry=registry,
+        )
+        self.api = CallMeters(registry)
         self._backlogs: dict[int, int] = {}
 
     def backlog(self, space_id: int, waiting: int) -> None:

@@ -23,6 +23,7 @@ from tickmind.messages import RecallEnvelope, RecallQuery, RecallReply
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
+from tickmind.tracing import exemplar
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.sharing import Shared
@@ -119,7 +120,7 @@ class Handler:
         answers = Answers(request)
         await self._within(begun + left_s - self._reserve_s, answers)
         reply = answers.reply()
-        self._metrics.seconds.observe(loop.time() - begun)
+        self._metrics.seconds.observe(loop.time() - begun, exemplar())
         for answer in reply.replies:
             self._metrics.recalls.labels(answer.status, answer.reason or "").inc()
         return reply
