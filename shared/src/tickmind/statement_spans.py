@@ -22,19 +22,29 @@ _tracer = trace.get_tracer("tickmind")
 
 #: Where an execution keeps its span.
 _SPAN = "_tickmind_span"
-_CHANGES = re.compile(r"\b(INSERT) INTO (\w+)|\b(UPDATE) (?!SKIP\b)(\w+)|\b(DELETE) FROM (\w+)")
-_READS = re.compile(r"\b(SELECT)\b.*?\bFROM (\w+)", re.DOTALL)
+#: What says most of a statement first. A name with a bracket is a function's.
+_SAYING = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"\b(INSERT) INTO (\w+)",
+        r"\b(DELETE) FROM (\w+)",
+        r"\b(UPDATE) (?!SKIP\b)(\w+)",
+        r"\b(SELECT)\b.*?\bFROM (\w+)\b(?! ?\()",
+        r"\b(SELECT) (\w+)\(",
+    )
+)
 #: Statements of one process: some dozens, each written once.
 _MOST_STATEMENTS = 512
 
 
 @lru_cache(maxsize=_MOST_STATEMENTS)
 def summary(statement: str) -> str:
-    """A statement in two words: what it changes first, else what it reads first."""
-    found = _CHANGES.search(statement) or _READS.search(statement)
-    if found is None:
-        return statement.split(None, 1)[0].upper() if statement.strip() else "STATEMENT"
-    return " ".join(filter(None, found.groups()))
+    """A statement in two words: what it adds to, deletes from or changes; else what it reads."""
+    for pattern in _SAYING:
+        found = pattern.search(statement)
+        if found is not None:
+            return " ".join(found.groups())
+    return (statement.split(None, 1) or ["STATEMENT"])[0].upper()
 
 
 def trace_statements(engine: Engine) -> None:
