@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -129,13 +129,17 @@ async def _town(
     }
     async with collecting() as collector, AsyncExitStack() as stack:
         given = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **given}
-        for name in services:
-            await stack.enter_async_context(_process(name, given))
+        started = [await stack.enter_async_context(_process(name, given)) for name in services]
+        for name, ready in zip(services, started, strict=True):
+            await eventually(ready, bool, what=f"{name} ready", timeout_s=60)
         yield _Town(collector, broker, given)
 
 
 @asynccontextmanager
-async def _process(name: str, environment: dict[str, str]) -> AsyncIterator[None]:
+async def _process(
+    name: str, environment: dict[str, str]
+) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """Run a service until the block ends; gives whether it is ready."""
     port = str(free_port())
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -157,8 +161,7 @@ async def _process(name: str, environment: dict[str, str]) -> AsyncIterator[None
         return b" 200 " in answer.splitlines()[0]
 
     try:
-        await eventually(ready, bool, what=f"{name} ready", timeout_s=60)
-        yield
+        yield ready
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)

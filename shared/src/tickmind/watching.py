@@ -37,20 +37,24 @@ class Watching:
         self._watches = watches
         self._lock = asyncio.Lock()
         self._fresh_until = float("-inf")
+        self._unseen: set[str] = set()
 
     async def look(self) -> None:
         """Return once the gauges are at most FRESH_S old, or gone."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if now >= self._fresh_until:
-                await asyncio.gather(*map(_look, self._watches))
+                await asyncio.gather(*map(self._look, self._watches))
                 self._fresh_until = now + FRESH_S
 
-
-async def _look(watch: Watch) -> None:
-    try:
-        async with asyncio.timeout(_MOST_S):
-            await watch.look()
-    except (TickmindError, TimeoutError) as exc:
-        watch.forget()
-        log(_logger, logging.DEBUG, "not_seen", watch=watch.name, error=type(exc).__name__)
+    async def _look(self, watch: Watch) -> None:
+        try:
+            async with asyncio.timeout(_MOST_S):
+                await watch.look()
+        except (TickmindError, TimeoutError) as exc:
+            watch.forget()
+            if watch.name not in self._unseen:  # said once, not at every scrape
+                log(_logger, logging.WARNING, "not_seen", watch=watch.name, error=str(exc))
+            self._unseen.add(watch.name)
+        else:
+            self._unseen.discard(watch.name)

@@ -40,7 +40,7 @@ _PENDING = text("""
         SELECT count(*) AS memories FROM (
             SELECT FROM pending_embedding p
             WHERE p.space_id = space.space_id AND NOT p.parked LIMIT :most
-        ) AS some
+        ) AS first_ones
     ) AS counted
     LEFT JOIN LATERAL (
         SELECT m.recorded_at FROM pending_embedding p JOIN memory m ON m.id = p.memory_id
