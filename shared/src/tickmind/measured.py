@@ -15,6 +15,7 @@ from tickmind.errors import (
     TextRefused,
     TickmindError,
 )
+from tickmind.metering import begin_at_zero
 from tickmind.pieces import estimate_tokens
 from tickmind.settings import EmbeddingSettings
 from tickmind.tracing import exemplar
@@ -23,6 +24,9 @@ __all__ = ["CallMeters", "MeasuredProvider", "measured"]
 
 #: Hosted APIs take 0.2 to 0.5 s, local servers from 5 ms on, and the longest time-out is 600 s.
 _BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+_KINDS = ("network", "server", "rate_limit", "quota", "text", "answer", "refused")
 
 
 class CallMeters:
@@ -41,6 +45,7 @@ class CallMeters:
             ["kind"],
             registry=registry,
         )
+        begin_at_zero(self.errors, _KINDS)
         self.inputs = Counter(
             "tickmind_embedding_inputs",
             "Texts and pieces of texts that vectors came for",

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from tickmind.errors import EmbeddingFailed, EmbeddingUnavailable, ProviderRefused, TextRefused
 from tickmind.measured import CallMeters
+from tickmind.metering import begin_at_zero
 
 __all__ = ["Metrics"]
+
+_FAILURES = (EmbeddingUnavailable, ProviderRefused, TextRefused, EmbeddingFailed)
+_CALLS = ("ok", *(error.reason for error in _FAILURES))
 
 
 class Metrics:
@@ -39,6 +44,8 @@ class Metrics:
             registry=registry,
         )
         self.api = CallMeters(registry)
+        begin_at_zero(self.texts, ("embedded", "blank", "parked", "retried"))
+        begin_at_zero(self.calls, _CALLS)
         self._backlogs: dict[int, int] = {}
 
     def backlog(self, space_id: int, waiting: int) -> None:

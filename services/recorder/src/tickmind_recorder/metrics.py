@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
+from tickmind.metering import begin_at_zero
+
 __all__ = ["Metrics"]
+
+_REJECT_REASONS = ("invalid", "database", "internal", "permanent")
 
 
 class Metrics:
@@ -47,3 +51,6 @@ class Metrics:
         self.batches = Counter(
             "tickmind_recorder_batches", "Batches by outcome", ["outcome"], registry=registry
         )
+        begin_at_zero(self.rejected, _REJECT_REASONS)
+        begin_at_zero(self.cleaned, ("nul", "surrogate"))
+        begin_at_zero(self.batches, ("stored", "refused"))

@@ -27,6 +27,7 @@ from tickmind.database import Database
 from tickmind.errors import TickmindError
 from tickmind.measured import CallMeters
 from tickmind.messages import RecallReply
+from tickmind.metering import begin_at_zero
 from tickmind.service import App
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind.tracing import SpanKind, messaging, span
@@ -56,14 +57,16 @@ def create_app(settings: RetrieverSettings) -> App:
         ["reason"],
         registry=registry,
     )
+    begin_at_zero(unanswered, ("reply_to", "expired", "connection"))
     database = Database(settings, application="tickmind-retriever")
     tell_vitals(registry, database)
     spaces = Spaces(database, settings, kept=settings.retriever_cached_texts)
     spaces.meters = CallMeters(registry)
+    metrics = Metrics(registry)
     handler = Handler(
         database,
         spaces,
-        Metrics(registry),
+        metrics,
         half_life_ticks=settings.retriever_half_life_ticks,
         reserve_s=settings.retriever_reserve_ms / 1000,
         parallel=max(1, settings.database_pool_size - 1),
@@ -106,6 +109,7 @@ def create_app(settings: RetrieverSettings) -> App:
             await answer(raw)
         except Exception as exc:  # the boundary: whatever it was, the agent goes on without
             _logger.exception("recall_failed")
+            metrics.recalls.labels("empty", "internal").inc()
             failed = RecallReply(
                 reason="internal", detail=f"the retriever failed: {type(exc).__name__}"
             )

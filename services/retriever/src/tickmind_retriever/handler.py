@@ -20,6 +20,7 @@ from tickmind.decoding import decode_recall
 from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Scored, Weights
 from tickmind.messages import RecallEnvelope, RecallQuery, RecallReply
+from tickmind.metering import begin_at_zero
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
@@ -46,6 +47,9 @@ _LOOKUP_S = 0.02
 _CUT_OFF_S = 2.0
 
 
+_EMPTY = ("", "deadline", "embedding", "database", "invalid", "internal")
+
+
 class Metrics:
     """What the retriever counts."""
 
@@ -56,6 +60,7 @@ class Metrics:
             ["status", "reason"],
             registry=registry,
         )
+        begin_at_zero(self.recalls, (("ok", ""), *(("empty", reason) for reason in _EMPTY)))
         self.seconds = Histogram(
             "tickmind_recall_seconds",
             "From the request's arrival here to its reply",
