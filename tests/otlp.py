@@ -1,4 +1,4 @@
-"""A receiver of traces over OTLP/HTTP, in the test's own event loop."""
+"""A receiver of traces and metrics over OTLP/HTTP, in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -46,6 +51,8 @@ class Collector:
 
     port: int
     spans: list[Received] = field(default_factory=list)
+    #: The last export of each service, by the metric's name.
+    metrics: dict[str, dict[str, metrics_pb2.Metric]] = field(default_factory=dict)
 
     @property
     def endpoint(self) -> str:
@@ -83,7 +90,21 @@ async def collecting() -> AsyncIterator[Collector]:
         answer = ExportTraceServiceResponse().SerializeToString()
         return Response(answer, media_type="application/x-protobuf")
 
-    app = Starlette(routes=[Route("/v1/traces", traces, methods=["POST"])])
+    async def metrics(request: Request) -> Response:
+        exported = ExportMetricsServiceRequest.FromString(await request.body())
+        for resource in exported.resource_metrics:
+            service = _attributes(resource.resource.attributes)["service.name"]
+            collector.metrics[service] = {
+                metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics
+            }
+        answer = ExportMetricsServiceResponse().SerializeToString()
+        return Response(answer, media_type="application/x-protobuf")
+
+    routes = [
+        Route("/v1/traces", traces, methods=["POST"]),
+        Route("/v1/metrics", metrics, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes)
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

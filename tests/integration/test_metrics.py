@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from tests.fleet import finished
+from tests.otlp import collecting
 from tests.recording import client, execute, recorder, until_remembered, wire
 from tests.running import eventually, settings_for
 from tickmind import tracing, watching
@@ -22,6 +24,7 @@ from tickmind.errors import PermanentError
 from tickmind.local.ports import free_port
 from tickmind.local.provider.faults import Status
 from tickmind.local.provider.running import Provider
+from tickmind.pushing import pushing
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.service import App, run
 from tickmind.settings import BrokerSettings, DatabaseSettings, HealthSettings
@@ -250,3 +253,65 @@ async def test_latency_of_a_recall_names_its_trace_to_who_asks_for_openmetrics(
     lines = [line for line in exposed.text.splitlines() if trace_id in line]
     assert lines
     assert all(line.startswith("tickmind_recall_seconds_bucket{") for line in lines)
+
+
+async def test_same_metrics_are_pushed_to_a_collector_that_is_named_for_them(
+    database_settings: DatabaseSettings,
+    broker_settings: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with collecting() as collector:
+
+        async def consumed() -> set[str]:
+            told = collector.metrics.get("tickmind-retriever", {}).get("tickmind_queue_consumers")
+            points = told.gauge.data_points if told is not None else ()
+            return {point.attributes[0].value.string_value for point in points}
+
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", f"{collector.endpoint}/v1/metrics"
+        )
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+        app = create_retriever(settings_for(RetrieverSettings, database_settings, broker_settings))
+        async with _serving(app), client(broker_settings) as memory:
+            await eventually(consumed, lambda queues: "tickmind.recall" in queues, what="queues")
+            monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")  # only as it ends, now
+            await memory.recall("town-7", "alice", "the market", tick=1, timeout_s=10)
+        pushed = collector.metrics["tickmind-retriever"]
+    families = {
+        family.name + ("_total" if family.type == "counter" else ""): family
+        for family in app.registry.collect()
+    }
+    assert pushed.keys() == families.keys()
+    recalls = pushed["tickmind_recalls_total"].sum
+    assert recalls.is_monotonic
+    assert sum(point.as_double for point in recalls.data_points) == 1
+    [latency] = pushed["tickmind_recall_seconds"].histogram.data_points
+    assert latency.count == sum(latency.bucket_counts) == 1
+    assert len(latency.bucket_counts) == len(latency.explicit_bounds) + 1
+    assert latency.sum == app.registry.get_sample_value("tickmind_recall_seconds_sum")
+    place = next(n for n, bound in enumerate(latency.explicit_bounds) if latency.sum <= bound)
+    assert latency.bucket_counts[place] == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "on"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "otlp"}, True),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c"}, True),
+        (
+            {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c", "OTEL_METRICS_EXPORTER": "none"},
+            False,
+        ),
+        ({"OTEL_METRICS_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"}, False),
+    ],
+)
+def test_metrics_are_pushed_where_a_collector_is_meant_to_have_them(
+    environment: dict[str, str], on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert pushing() is on

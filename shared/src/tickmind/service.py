@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tickmind.errors import ConfigurationError, TickmindError
+from tickmind.pushing import push, pushing
 from tickmind.settings import HealthSettings, load
 from tickmind.telemetry import configure_logging, configure_traces, log
 from tickmind.watching import Watch, Watching
@@ -64,7 +65,7 @@ class _State:
     waiting: dict[str, str] = field(default_factory=lambda: {"start": "not begun"})
 
 
-def _health_app(app: App, state: _State) -> Starlette:
+def _health_app(app: App, state: _State, watching: Watching) -> Starlette:
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n")
 
@@ -74,8 +75,6 @@ def _health_app(app: App, state: _State) -> Starlette:
         if notes := await _faults(app.notes):
             told["notes"] = notes
         return JSONResponse(told, status_code=503 if faults else 200)
-
-    watching = Watching(app.watches)
 
     async def metrics(request: Request) -> Response:
         await watching.look()
@@ -132,10 +131,10 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    state = _State()
+    state, watching = _State(), Watching(app.watches)
     server = _Server(
         uvicorn.Config(
-            _health_app(app, state),
+            _health_app(app, state, watching),
             host=settings.health_host,
             port=settings.health_port,
             log_config=None,
@@ -144,6 +143,9 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
         )
     )
     serving = asyncio.create_task(_serve(server, settings))
+    pushed = None
+    if pushing():
+        pushed = asyncio.create_task(push(f"tickmind-{app.name}", app.registry, watching))
     try:
         waiting = asyncio.create_task(_wait_for(app, state, stop))
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +156,11 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
             log(_logger, logging.INFO, "started")
             await app.work(stop)
     finally:
+        if pushed is not None:
+            pushed.cancel()
+            [ended] = await asyncio.gather(pushed, return_exceptions=True)
+            if isinstance(ended, Exception):
+                log(_logger, logging.ERROR, "metrics_not_exported", error=repr(ended))
         server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(serving, return_exceptions=True)

@@ -9,9 +9,12 @@ import sys
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry import context, propagate
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 __all__ = [
     "SENT_AT",
@@ -20,6 +23,7 @@ __all__ = [
     "log",
     "outgoing_headers",
     "read_headers",
+    "resource_of",
 ]
 
 #: Header with the publisher's clock: milliseconds since the epoch.
@@ -87,18 +91,22 @@ def configure_traces(service: str) -> None:
         return
     from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    resource = Resource.create({"service.version": version("tickmind")})
-    if str(resource.attributes["service.name"]).startswith("unknown_service"):
-        resource = resource.merge(
-            Resource({"service.name": service})
-        )  # OTEL_SERVICE_NAME is not set
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource_of(service))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+
+
+def resource_of(service: str) -> Resource:
+    """Who tells: the environment's name (OTEL_SERVICE_NAME, …) or ours, and our version."""
+    from opentelemetry.sdk.resources import Resource
+
+    told = Resource.create({"service.version": version("tickmind")})
+    if not str(told.attributes["service.name"]).startswith("unknown_service"):
+        return told
+    return told.merge(Resource({"service.name": service}))
 
 
 def outgoing_headers() -> dict[str, Any]:
