@@ -11,6 +11,7 @@ import pytest
 from tests.charts.helm import CHART, CI_VALUES, Rendered, render
 from tickmind.service import App, _health_app, _State
 from tickmind.settings import HealthSettings
+from tickmind.watching import Watching
 
 #: Secrets that a set of values names as being there already, with the keys it says they have.
 THERE = {
@@ -104,7 +105,9 @@ def test_services_lead_to_ports_that_are_open(values: str) -> None:
 def test_probes_ask_what_the_services_open_and_liveness_no_dependency(values: str) -> None:
     """case 46: with the database down a pod is unready and is not restarted."""
     app = App(name="any", needs={}, checks={}, work=lambda _: _never())
-    paths = {getattr(route, "path", "") for route in _health_app(app, _State()).routes}
+    paths = {
+        getattr(route, "path", "") for route in _health_app(app, _State(), Watching(())).routes
+    }
     rendered = render(values)
     for component in ("recorder", "embedder", "retriever"):
         [container] = rendered.one("Deployment", f"-{component}")["spec"]["template"]["spec"][

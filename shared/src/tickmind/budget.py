@@ -8,7 +8,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickmind.books import Books, TokenEstimate, writing
@@ -82,7 +82,10 @@ class Budget:
         *,
         guard_s: float = GUARD_S,
         kept: float = KEPT_FOR_QUERIES,
+        waited: Callable[[float], object] = lambda _: None,
     ) -> None:
+        """`waited`: told of each wait for a turn, in seconds."""
+        self._waited = waited
         self._database = database
         self._provider = provider
         self._limits = tuple(limits)
@@ -176,8 +179,13 @@ class Budget:
         wait_s += min(wait_s, _LONGEST_SLEEP_S) * share * random.random()
         if wait_s > _LONGEST_SLEEP_S * (1 + share):
             wait_s = _LONGEST_SLEEP_S
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), wait_s)
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), wait_s)
+        finally:
+            self._waited(loop.time() - begun)
 
     async def settle(
         self, reserved: Reserved, *, tokens: int | None = None, billed: bool = True

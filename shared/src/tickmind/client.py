@@ -40,7 +40,14 @@ from tickmind.link import Link
 from tickmind.messages import RecallReply, RecallRequest
 from tickmind.settings import BrokerSettings, load
 from tickmind.telemetry import log, outgoing_headers
-from tickmind.topology import EVENTS, RECALL_QUEUE, RECORDER_QUEUE, tick_ended_key
+from tickmind.topology import (
+    EVENTS,
+    RECALL_QUEUE,
+    RECORDER_QUEUE,
+    TICK_ENDED_PREFIX,
+    tick_ended_key,
+)
+from tickmind.tracing import SpanKind, messaging, span
 
 __all__ = ["Answer", "MemoryClient", "Receipt"]
 
@@ -53,6 +60,9 @@ _AGAIN_S = 0.1
 #: Waiting for the first connection before going on without: recalls are empty until it is there.
 _FIRST_CONNECTION_S = 5.0
 _REPLY_TO = "amq.rabbitmq.reply-to"
+_TICKS = f"{EVENTS.name}:{TICK_ENDED_PREFIX}{{world}}"
+_PUBLISHES = messaging("send", EVENTS.name) | {"messaging.destination.template": _TICKS}
+_ASKS = messaging("send", RECALL_QUEUE.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +275,12 @@ class MemoryClient:
             raise InvalidMessage(explain(exc)) from exc
         # Absent is the same as null, and a retriever of before need not know what is new.
         body = request.model_dump_json(exclude_none=True).encode()
-        reply, reason = await self._ask(body, timeout_s)
+        asking = f"publish {RECALL_QUEUE.name}"
+        with span(asking, kind=SpanKind.CLIENT, attributes=_ASKS) as current:
+            current.set_attribute("tickmind.queries", len(queries))
+            reply, reason = await self._ask(body, timeout_s)
+            if reason is not None:
+                current.set_attribute("error.type", reason)
         if reply is None:
             return [Answer(agent=query.agent, reason=reason) for query in request.queries]
         if len(reply.replies) != len(request.queries):
@@ -349,15 +364,18 @@ async def _declare_events(connection: AbstractConnection, _: AbstractChannel) ->
 async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]) -> None:
     """Publish and wait for every confirmation. Raises one of BROKER_ERRORS."""
     exchange: AbstractExchange = await channel.get_exchange(EVENTS.name, ensure=False)
-    headers = outgoing_headers()
-    for body in bodies:
-        message = aio_pika.Message(
-            body,
-            content_type="application/json",
-            delivery_mode=DeliveryMode.PERSISTENT,
-            headers=headers,
-        )
-        await exchange.publish(message, routing_key=tick_ended_key(world), mandatory=True)
+    key = tick_ended_key(world)
+    with span(f"publish {_TICKS}", kind=SpanKind.PRODUCER, attributes=_PUBLISHES) as current:
+        current.set_attribute("messaging.batch.message_count", len(bodies))
+        headers = outgoing_headers()
+        for body in bodies:
+            message = aio_pika.Message(
+                body,
+                content_type="application/json",
+                delivery_mode=DeliveryMode.PERSISTENT,
+                headers=headers,
+            )
+            await exchange.publish(message, routing_key=key, mandatory=True)
 
 
 def _sayable(text: object) -> object:

@@ -25,6 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings, tls_context
+from tickmind.statement_spans import trace_statements
+from tickmind.tracing import tracing
 
 __all__ = [
     "Database",
@@ -157,6 +159,8 @@ class Database:
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
         if vectors:
             event.listen(self.engine.sync_engine, "connect", _register_vectors)
+        if tracing():
+            trace_statements(self.engine.sync_engine)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:

@@ -17,6 +17,7 @@ import httpx2
 import numpy as np
 import openai
 from numpy.typing import NDArray
+from opentelemetry.trace import Span
 from pydantic_core import from_json
 
 from tickmind.errors import (
@@ -30,6 +31,7 @@ from tickmind.errors import (
 from tickmind.refusals import error_in, refusal, refused_parameter
 from tickmind.settings import EmbeddingSettings
 from tickmind.telemetry import log
+from tickmind.tracing import SpanKind, span
 
 __all__ = ["CallFailed", "OpenAIProvider", "Reply", "Vectors", "read_reply"]
 
@@ -74,6 +76,7 @@ class OpenAIProvider:
             raise ConfigurationError(msg)
         self._host = url.netloc.decode()
         self._timeout_s = settings.embedding_timeout_s
+        self._called = _attributes(url, settings.embedding_model)
         self._client = openai.AsyncOpenAI(
             # Local servers take any key, and the SDK takes no empty one.
             api_key=key or "none",
@@ -88,7 +91,12 @@ class OpenAIProvider:
             self._body["dimensions"] = settings.embedding_dimensions
 
     async def call(self, texts: Sequence[str]) -> Reply:
+        with span("POST /embeddings", kind=SpanKind.CLIENT, attributes=self._called) as current:
+            return await self._call(texts, current)
+
+    async def _call(self, texts: Sequence[str], current: Span) -> Reply:
         body = {**self._body, "input": list(texts)}
+        current.set_attribute("tickmind.texts", len(texts))
         try:
             # The client's own timeout begins anew with each byte of a dripping answer.
             async with asyncio.timeout(self._timeout_s):
@@ -98,6 +106,7 @@ class OpenAIProvider:
                     "/embeddings", body=body, cast_to=httpx2.Response
                 )
         except openai.APIStatusError as exc:
+            current.set_attribute("http.response.status_code", exc.status_code)
             raise self._refused(exc.status_code, exc.response, texts, body) from exc
         except (TimeoutError, openai.APITimeoutError) as exc:
             msg = f"the embedding API did not answer within {self._timeout_s:g} s"
@@ -106,12 +115,16 @@ class OpenAIProvider:
             cause = type(exc.__cause__ or exc).__name__
             msg = f"the connection to the embedding API at {self._host} failed ({cause})"
             raise CallFailed(msg) from exc
+        current.set_attribute("http.response.status_code", response.status_code)
         # Looked for first: reading an answer of a hundred vectors twice takes longer than the rest.
         error = error_in(response.content) if b'"error"' in response.content else None
         code = error.get("code") if error else None
         if isinstance(code, int) and code >= 400:  # an error under status 200
             raise self._refused(code, response, texts, body)
-        return read_reply(response.content, expected=len(texts))
+        reply = read_reply(response.content, expected=len(texts))
+        if reply.tokens is not None:
+            current.set_attribute("gen_ai.usage.input_tokens", reply.tokens)
+        return reply
 
     def _refused(
         self, status: int, response: httpx2.Response, texts: Sequence[str], sent: Container[str]
@@ -159,6 +172,19 @@ def _read_json(body: bytes) -> Any:
         return from_json(body)
     except ValueError:
         return json.loads(body)
+
+
+def _attributes(url: httpx2.URL, model: str) -> dict[str, str | int]:
+    """Of a call's span, by the conventions for HTTP clients and for models."""
+    shown = url.copy_with(username=None, password=None, query=None, fragment=None)
+    return {
+        "http.request.method": "POST",
+        "url.full": f"{str(shown).rstrip('/')}/embeddings",
+        "server.address": url.host,
+        "server.port": url.port or (443 if url.scheme == "https" else 80),
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.request.model": model,
+    }
 
 
 def _usage(reply: Any) -> int | None:

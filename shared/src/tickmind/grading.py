@@ -28,11 +28,13 @@ MAX_CONTEXT_CHARS = 500
 class Graded:
     """What one tick comes to.
 
-    `dropped`: decisions not remembered, by (action, why); why is `policy`, `blank` or `unknown`.
+    `kept`: decisions remembered, by action; `dropped`: those that are not, by (action, why); why is
+    `policy`, `blank` or `unknown`.
     `hearers_cut`: hearers beyond the policy's `max_hearers`.
     """
 
     memories: tuple[Memory, ...]
+    kept: Counter[str] = field(default_factory=Counter)
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
     rejected: tuple[Rejected, ...] = ()
     hearers_cut: int = 0
@@ -115,6 +117,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
     """Memories of everyone concerned by one tick, in the order of its decisions."""
     rules = policy.of(tick.world)
     memories: list[Memory] = []
+    kept: Counter[str] = Counter()
     dropped: Counter[tuple[str, str]] = Counter()
     rejected: list[Rejected] = []
     seen: Counter[tuple[str, bytes]] = Counter()
@@ -152,6 +155,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
             decision=decided,
             ordinal=ordinal,
         )
+        kept[name] += 1
         importance = decision.importance if decision.importance is not None else action.importance
         is_core = decision.core if decision.core is not None else action.core
         told, hearers = None, []
@@ -162,8 +166,8 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
             hearers = list(_hearers(decision, action.audience or rules.audience, tick.decisions))
             hearers_cut += max(0, len(hearers) - rules.max_hearers)
             hearers = hearers[: rules.max_hearers]
-        kept = action.context != "none"
-        present = (decision.agent, *hearers) if kept else ()
+        in_context = action.context != "none"
+        present = (decision.agent, *hearers) if in_context else ()
         new = [
             Memory(
                 world=tick.world,
@@ -176,7 +180,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
                 is_core=is_core,
                 speaker=None if agent == decision.agent else decision.agent,
                 present=present,
-                context=context_of(action.kind, present, before.get(agent)) if kept else None,
+                context=context_of(action.kind, present, before.get(agent)) if in_context else None,
                 context_use=action.context,
             )
             for agent in (decision.agent, *hearers)
@@ -185,6 +189,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
         memories += new
     return Graded(
         memories=tuple(memories),
+        kept=kept,
         dropped=dropped,
         rejected=tuple(rejected),
         hearers_cut=hearers_cut,

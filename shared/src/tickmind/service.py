@@ -8,20 +8,23 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from tickmind.errors import ConfigurationError, TickmindError
+from tickmind.pushing import push, pushing
 from tickmind.settings import HealthSettings, load
 from tickmind.telemetry import configure_logging, configure_traces, log
+from tickmind.watching import Watch, Watching
 
 __all__ = ["App", "Check", "main", "run"]
 
@@ -39,7 +42,8 @@ _logger = logging.getLogger("tickmind.service")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class App:
     """A wired service. `needs`: what must answer before it starts; `checks`: what readiness asks;
-    `notes`: what it tells besides, which keeps nobody from using the service.
+    `notes`: what it tells besides, which keeps nobody from using the service; `watches`: what is
+    looked up for its metrics.
 
     `work` runs until `stop` is set, finishes what is in flight and returns; what it raises ends
     the process.
@@ -51,6 +55,7 @@ class App:
     work: Callable[[asyncio.Event], Coroutine[None, None, None]]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     notes: Mapping[str, Check] = field(default_factory=dict)
+    watches: Sequence[Watch] = ()
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ class _State:
     waiting: dict[str, str] = field(default_factory=lambda: {"start": "not begun"})
 
 
-def _health_app(app: App, state: _State) -> Starlette:
+def _health_app(app: App, state: _State, watching: Watching) -> Starlette:
     async def livez(_: Request) -> Response:
         return PlainTextResponse("alive\n")
 
@@ -71,8 +76,11 @@ def _health_app(app: App, state: _State) -> Starlette:
             told["notes"] = notes
         return JSONResponse(told, status_code=503 if faults else 200)
 
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(app.registry), media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        await watching.look()
+        # Who asks for OpenMetrics gets exemplars.
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(app.registry), headers={"content-type": content_type})
 
     return Starlette(
         routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
@@ -123,10 +131,10 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    state = _State()
+    state, watching = _State(), Watching(app.watches)
     server = _Server(
         uvicorn.Config(
-            _health_app(app, state),
+            _health_app(app, state, watching),
             host=settings.health_host,
             port=settings.health_port,
             log_config=None,
@@ -135,6 +143,9 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
         )
     )
     serving = asyncio.create_task(_serve(server, settings))
+    pushed = None
+    if pushing():
+        pushed = asyncio.create_task(push(f"tickmind-{app.name}", app.registry, watching))
     try:
         waiting = asyncio.create_task(_wait_for(app, state, stop))
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +156,11 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
             log(_logger, logging.INFO, "started")
             await app.work(stop)
     finally:
+        if pushed is not None:
+            pushed.cancel()
+            [ended] = await asyncio.gather(pushed, return_exceptions=True)
+            if isinstance(ended, Exception):
+                log(_logger, logging.ERROR, "metrics_not_exported", error=repr(ended))
         server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(serving, return_exceptions=True)

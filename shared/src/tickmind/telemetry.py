@@ -8,9 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
 
-from opentelemetry import context, propagate, trace
+from opentelemetry import context, propagate
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 __all__ = [
     "SENT_AT",
@@ -19,13 +23,11 @@ __all__ = [
     "log",
     "outgoing_headers",
     "read_headers",
-    "tracer",
+    "resource_of",
 ]
 
 #: Header with the publisher's clock: milliseconds since the epoch.
 SENT_AT = "sent_at"
-
-tracer = trace.get_tracer("tickmind")
 
 
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
@@ -75,20 +77,36 @@ def configure_logging(service: str, *, level: str, style: Literal["json", "text"
 
 
 def configure_traces(service: str) -> None:
-    """Export traces over OTLP/HTTP where OTEL_EXPORTER_OTLP_ENDPOINT says to; else stay off."""
+    """Export traces over OTLP/HTTP where OTEL_EXPORTER_OTLP_ENDPOINT says to; else stay off.
+
+    Sampling, batching and time-outs are the SDK's own settings (OTEL_TRACES_SAMPLER, OTEL_BSP_…).
+    """
     if not (
         os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         or os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     ):
         return
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if disabled or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none":
+        return
+    from opentelemetry import trace
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    provider = TracerProvider(resource=resource_of(service))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+
+
+def resource_of(service: str) -> Resource:
+    """Who tells: the environment's name (OTEL_SERVICE_NAME, …) or ours, and our version."""
+    from opentelemetry.sdk.resources import Resource
+
+    told = Resource.create({"service.version": version("tickmind")})
+    if not str(told.attributes["service.name"]).startswith("unknown_service"):
+        return told
+    return told.merge(Resource({"service.name": service}))
 
 
 def outgoing_headers() -> dict[str, Any]:

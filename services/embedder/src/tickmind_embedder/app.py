@@ -21,10 +21,13 @@ from tickmind.broker import (
 )
 from tickmind.database import Database
 from tickmind.service import App, Check
+from tickmind.telemetry import read_headers
+from tickmind.vitals import queue_watch, tell_vitals
 from tickmind_embedder.handler import Metrics
 from tickmind_embedder.indexing import Indexing
 from tickmind_embedder.lanes import Lanes
 from tickmind_embedder.settings import EmbedderSettings
+from tickmind_embedder.watches import budget_watch, pending_watch
 
 __all__ = ["create_app"]
 
@@ -33,6 +36,7 @@ def create_app(settings: EmbedderSettings) -> App:
     """Wire the embedder. Raises ConfigurationError; connects to nothing yet."""
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-embedder")
+    tell_vitals(registry, database)
     lanes = Lanes(database, settings, Metrics(registry))
     indexing = Indexing(database, signed_from=settings.embedder_signatures_from)
     broker = create_broker(settings, name="embedder", prefetch=100)
@@ -44,8 +48,9 @@ def create_app(settings: EmbedderSettings) -> App:
         decoder=whole,
         no_reply=True,
     )
-    async def memory_recorded(_: RabbitMessage) -> None:
-        lanes.hint()
+    async def memory_recorded(message: RabbitMessage) -> None:
+        headers = message.raw_message.headers
+        lanes.hint(read_headers(headers) if "traceparent" in headers else None)
 
     async def work(stop: asyncio.Event) -> None:
         application = FastStream(broker, logger=None)
@@ -70,6 +75,12 @@ def create_app(settings: EmbedderSettings) -> App:
     if settings.embedder_listen:
         needs["broker"] = lambda: reachable(settings)
         checks["broker"] = consumer_check(broker, topology.EMBEDDER_QUEUE)
+    watches = [
+        pending_watch(registry, database),
+        budget_watch(registry, database, lanes.budgets),
+    ]
+    if settings.embedder_listen:
+        watches.append(queue_watch(registry, broker))
     return App(
         name="embedder",
         needs=needs,
@@ -77,6 +88,7 @@ def create_app(settings: EmbedderSettings) -> App:
         work=work,
         registry=registry,
         notes={"space": lanes.note},
+        watches=watches,
     )
 
 

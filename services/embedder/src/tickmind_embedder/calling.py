@@ -29,6 +29,7 @@ from tickmind.errors import (
 )
 from tickmind.store.jobs import Job
 from tickmind.telemetry import log
+from tickmind.tracing import span
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.outcomes import Outcomes
 
@@ -146,7 +147,9 @@ class Calling:
 
     async def _store(self, jobs: Sequence[Job], vectors: NDArray[np.float32]) -> None:
         hashes = [job.content_hash for job in jobs]
-        self.moved_mean |= await self._outcomes.store(dict(zip(hashes, vectors, strict=True)))
+        with span("store", attributes={"tickmind.texts": len(jobs)}):
+            stored = dict(zip(hashes, vectors, strict=True))
+            self.moved_mean |= await self._outcomes.store(stored)
         self._closed(jobs)
         self._metrics.texts.labels("embedded").inc(len(jobs))
 

@@ -11,10 +11,14 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
+from opentelemetry.context import Context
+
 from tickmind.budget import Budget
 from tickmind.database import Database
 from tickmind.embedding import Embedder, provider_of
 from tickmind.errors import ConfigurationError, TransientError
+from tickmind.limits import Limit
+from tickmind.measured import measured
 from tickmind.metered import MeteredProvider
 from tickmind.serving import difference, endpoint_of, name_of, served_by, settings_of, space_of
 from tickmind.settings import EmbeddingSettings
@@ -54,9 +58,11 @@ class _Lane:
         self.settings = settings
         self.stop = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        provider = provider_of(settings)
+        provider = measured(provider_of(settings), metrics.api, settings)
         if settings.embedding_provider != "hash":  # made-up vectors cost nothing
-            budget = Budget(database, settings.budget_name(), settings.limits())
+            budget = Budget(
+                database, settings.budget_name(), settings.limits(), waited=metrics.waited.inc
+            )
             budget.stop_with(self.stop)
             provider = MeteredProvider(provider, budget)
         self.embedder = Embedder(settings, provider)
@@ -109,10 +115,18 @@ class Lanes:
         self._collect_at = 0.0
         self._own = Embedder(settings)  # wrong settings are told at once
 
-    def hint(self) -> None:
-        """Something was recorded: look now."""
+    def hint(self, trace: Context | None = None) -> None:
+        """Something was recorded: look now. `trace`: whose wake-up it is."""
         for lane in self._lanes.values():
-            lane.worker.hint()
+            lane.worker.hint(trace)
+
+    def budgets(self) -> list[tuple[str, tuple[Limit, ...]]]:
+        """Name and limits of each budget in use."""
+        settings = [lane.settings for lane in self._lanes.values()]
+        metered = [one for one in settings if one.embedding_provider != "hash"]
+        return list(
+            {one.budget_name(): (one.budget_name(), one.limits()) for one in metered}.values()
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; what is in flight then is finished. What ends a lane by accident ends

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from tickmind.errors import EmbeddingFailed, EmbeddingUnavailable, ProviderRefused, TextRefused
+from tickmind.measured import CallMeters
+from tickmind.metering import begin_at_zero
+
 __all__ = ["Metrics"]
+
+_FAILURES = (EmbeddingUnavailable, ProviderRefused, TextRefused, EmbeddingFailed)
+_CALLS = ("ok", *(error.reason for error in _FAILURES))
 
 
 class Metrics:
@@ -31,6 +38,14 @@ class Metrics:
             "Pending rows that the last full sweeps saw and could not link",
             registry=registry,
         )
+        self.waited = Counter(
+            "tickmind_embedding_budget_waited_seconds",
+            "Time that callers waited for the budget",
+            registry=registry,
+        )
+        self.api = CallMeters(registry)
+        begin_at_zero(self.texts, ("embedded", "blank", "parked", "retried"))
+        begin_at_zero(self.calls, _CALLS)
         self._backlogs: dict[int, int] = {}
 
     def backlog(self, space_id: int, waiting: int) -> None:

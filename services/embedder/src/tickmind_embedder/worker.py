@@ -6,12 +6,20 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import get_current_span
 
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.store.embedding import Swept
 from tickmind.store.jobs import Job
 from tickmind.telemetry import log
+from tickmind.topology import EMBEDDER_QUEUE, EVENTS, RECORDED_KEY
+from tickmind.tracing import SpanKind, finished, messaging, span
 from tickmind_embedder.handler import Handler, ProviderPaused
 
 __all__ = ["Worker"]
@@ -33,8 +41,25 @@ _SPREAD = 0.1
 _YIELD_S = 0.5
 
 
+#: Traces that one batch is said to work for.
+_MOST_TRACES = 64
+_HINTED = f"{EVENTS.name}:{RECORDED_KEY}:{EMBEDDER_QUEUE.name}"
+
+
 async def _nobody() -> bool:
     return False
+
+
+def _woken(wakings: Sequence[Context]) -> AbstractContextManager[object]:
+    """A sweep's span, where a hint with a trace asked for it."""
+    if not wakings:
+        return contextlib.nullcontext()
+    return span(
+        f"process {EMBEDDER_QUEUE.name}",
+        kind=SpanKind.CONSUMER,
+        joins=wakings,
+        attributes=messaging("process", _HINTED),
+    )
 
 
 class _Backoff:
@@ -75,14 +100,19 @@ class Worker:
         self._concurrency = concurrency
         self._sweep_s = sweep_s
         self._hint = asyncio.Event()
+        self._wakings: deque[Context] = deque(maxlen=_MOST_TRACES)
+        #: Traces of the sweeps that made jobs, until there was nothing left to claim.
+        self._causes: deque[Context] = deque(maxlen=_MOST_TRACES)
         self._work = asyncio.Event()
         self._work.set()  # what the last process left
         self._open = asyncio.Event()  # set while the provider takes calls
         self._open.set()
         self._backoff = _Backoff(_WAIT_MOST_S)
 
-    def hint(self) -> None:
-        """Something was recorded: look now."""
+    def hint(self, trace: Context | None = None) -> None:
+        """Something was recorded: look now. `trace`: whose wake-up it is."""
+        if trace is not None:
+            self._wakings.append(trace)
         self._hint.set()
 
     @property
@@ -118,14 +148,19 @@ class Worker:
         def chunk(swept: Swept) -> bool:
             if swept.jobs:
                 self._work.set()
+                if get_current_span().is_recording():
+                    self._causes.append(get_current())
             return not stop.is_set()
 
         while not stop.is_set():
             self._hint.clear()
             full = loop.time() >= next_full
             begun = loop.time()
+            wakings = list(self._wakings)
+            self._wakings.clear()
             try:
-                await self._handler.sweep(full=full, go_on=chunk)
+                with _woken(wakings):
+                    await self._handler.sweep(full=full, go_on=chunk)
             except TransientError as exc:
                 await _wait_out(exc, backoff, stop)
                 continue
@@ -150,14 +185,19 @@ class Worker:
                     continue
                 # Before the claim: what is announced during it is looked for again.
                 self._work.clear()
+                begun_ns = time.time_ns()
                 jobs = await self._handler.claim(most=1 if probing else None)
                 self._found_nothing = not jobs
-                if jobs:
+                if not jobs:
+                    self._causes.clear()
+                else:
                     self._work.set()  # there may be more
                     if stop.is_set():
                         await self._handler.give_back(jobs)
                         return
-                    await self._embed(jobs)
+                    with span("embed", joins=list(self._causes), begun_ns=begun_ns):
+                        finished("claim", begun_ns=begun_ns)
+                        await self._embed(jobs)
             except ProviderPaused as exc:
                 self._work.set()
                 if probing or self._open.is_set():  # else another caller waits for all

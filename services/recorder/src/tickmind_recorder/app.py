@@ -27,6 +27,8 @@ from tickmind.database import Database
 from tickmind.policy import default_policy, load_policy
 from tickmind.service import App
 from tickmind.telemetry import outgoing_headers, read_headers
+from tickmind.tracing import SpanKind, messaging, span
+from tickmind.vitals import queue_watch, tell_vitals
 from tickmind_recorder.acknowledging import Acknowledged, ChannelAcks
 from tickmind_recorder.batching import Batcher
 from tickmind_recorder.handler import Handler, Metrics
@@ -37,6 +39,8 @@ __all__ = ["create_app"]
 
 #: Without the broker an orderly goodbye waits for its answer for ever; with it, it takes 10 ms.
 _GOODBYE_S = 2.0
+_HINTS = f"{topology.EVENTS.name}:{topology.RECORDED_KEY}"
+_PUBLISHES = messaging("send", _HINTS)
 
 
 def create_app(settings: RecorderSettings) -> App:
@@ -48,18 +52,20 @@ def create_app(settings: RecorderSettings) -> App:
     )
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-recorder", vectors=False)
+    tell_vitals(registry, database)
     handler = Handler(database, policy, Metrics(registry))
     connection = FireAndForget(settings, name="recorder-hints")
     broker = create_broker(settings, name="recorder", prefetch=settings.recorder_prefetch)
 
     async def hint() -> None:
-        await connection.publish(
-            b"{}",
-            exchange=topology.EVENTS.name,
-            routing_key=topology.RECORDED_KEY,
-            content_type="application/json",
-            headers=outgoing_headers(),
-        )
+        with span(f"publish {_HINTS}", kind=SpanKind.PRODUCER, attributes=_PUBLISHES):
+            await connection.publish(
+                b"{}",
+                exchange=topology.EVENTS.name,
+                routing_key=topology.RECORDED_KEY,
+                content_type="application/json",
+                headers=outgoing_headers(),
+            )
 
     hints = Hints(hint)
     batcher = Batcher(
@@ -129,4 +135,5 @@ def create_app(settings: RecorderSettings) -> App:
         },
         work=work,
         registry=registry,
+        watches=(queue_watch(registry, broker),),
     )

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Protocol
 
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, get_current_span
 
 from tickmind.errors import PermanentError, TransientError
-from tickmind.telemetry import log, tracer
+from tickmind.telemetry import log
+from tickmind.topology import EVENTS, RECORDER_QUEUE
+from tickmind.tracing import SpanKind, messaging, span
 from tickmind_recorder.handler import Delivery, Handler
 
 __all__ = ["Batcher", "Flushable", "Receipted"]
@@ -31,6 +32,9 @@ _IN_FLIGHT = 2
 #: who hears it, so that a message of 1 MiB can come to 50 MiB, and 400 of them to what neither
 #: memory nor one statement (1 GiB) holds.
 _BATCH_CHARS = 4 * 1024 * 1024
+
+
+_PROCESSES = messaging("process", f"{EVENTS.name}:{RECORDER_QUEUE.name}")
 
 
 class Flushable(Protocol):
@@ -147,12 +151,16 @@ class Batcher:
         await self._arrived.wait()
 
     async def _store(self, batch: Sequence[Receipted]) -> None:
-        traces = [item.trace for item in batch if item.trace is not None]
-        with tracer.start_as_current_span(
-            "recorder.store",
-            context=traces[0] if traces else None,
-            links=[Link(get_current_span(trace).get_span_context()) for trace in traces[1:]],
-        ):
+        with span(
+            f"process {RECORDER_QUEUE.name}",
+            kind=SpanKind.CONSUMER,
+            joins=[item.trace for item in batch if item.trace is not None],
+            attributes=_PROCESSES,
+        ) as current:
+            if current.is_recording():
+                decisions = sum(item.delivery.decisions for item in batch)
+                current.set_attribute("messaging.batch.message_count", len(batch))
+                current.set_attribute("tickmind.decisions", decisions)
             await self._store_traced(batch)
 
     async def _store_traced(self, batch: Sequence[Receipted]) -> None:
@@ -178,6 +186,7 @@ class Batcher:
             item.settle()
         else:
             log(_logger, logging.ERROR, "dead_lettered", reason=str(why))
+            self._handler.gave_up()
             await item.give_up()
 
     async def _attempt(

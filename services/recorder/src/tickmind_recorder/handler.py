@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
-from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tickmind.database import Database, DatabaseUnavailable, sqlstate
@@ -21,6 +20,7 @@ from tickmind.store import recording
 from tickmind.store.context import with_context
 from tickmind.store.recording import AgentId, Receipt, RejectRow
 from tickmind.topology import MAX_KEY_BYTES, TICK_ENDED_PREFIX
+from tickmind_recorder.metrics import Metrics
 
 __all__ = ["Delivery", "Handler", "Metrics", "Refused"]
 
@@ -39,40 +39,6 @@ class Refused(PermanentError):
     """The database refuses what a message holds."""
 
     reason = "database"
-
-
-class Metrics:
-    """What the recorder counts; a counter counts what was committed."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.decisions = Counter("tickmind_decisions", "Decisions received", registry=registry)
-        self.dropped = Counter(
-            "tickmind_decisions_dropped",
-            "Decisions not remembered, by action and why",
-            ["action", "reason"],
-            registry=registry,
-        )
-        self.stored = Counter("tickmind_memories_stored", "New memories", registry=registry)
-        self.repeated = Counter(
-            "tickmind_memories_repeated",
-            "Memories of events that were stored already",
-            registry=registry,
-        )
-        self.rejected = Counter(
-            "tickmind_rejects", "Messages and decisions refused", ["reason"], registry=registry
-        )
-        self.cleaned = Counter(
-            "tickmind_characters_cleaned",
-            "NUL removed and lone surrogates replaced",
-            ["what"],
-            registry=registry,
-        )
-        self.hearers_cut = Counter(
-            "tickmind_hearers_cut", "Hearers beyond the policy's max_hearers", registry=registry
-        )
-        self.batches = Counter(
-            "tickmind_recorder_batches", "Batches by outcome", ["outcome"], registry=registry
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -178,6 +144,10 @@ class Handler:
                 await recording.insert_rejects(session, rows)
         self._metrics.rejected.labels(why.reason).inc(len(rows))
 
+    def gave_up(self) -> None:
+        """A message went to the dead letters."""
+        self._metrics.dead_letters.inc()
+
     @contextmanager
     def _told_apart(self) -> Iterator[None]:
         """Is it the data or the database? Only of the data is any message guilty."""
@@ -275,6 +245,8 @@ class Handler:
                 continue
             metrics.decisions.inc(delivery.decisions)
             metrics.hearers_cut.inc(delivery.graded.hearers_cut)
+            for action, count in delivery.graded.kept.items():
+                metrics.kept.labels(action).inc(count)
             for (action, reason), count in delivery.graded.dropped.items():
                 metrics.dropped.labels(action, reason).inc(count)
             metrics.cleaned.labels("nul").inc(delivery.tick.nul_removed)

@@ -10,7 +10,6 @@ import time
 from aio_pika.abc import AbstractIncomingMessage
 from faststream import AckPolicy, FastStream
 from faststream.rabbit import RabbitMessage
-from opentelemetry import context
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tickmind import topology
@@ -26,9 +25,13 @@ from tickmind.broker import (
 from tickmind.connecting import BROKER_ERRORS
 from tickmind.database import Database
 from tickmind.errors import TickmindError
+from tickmind.measured import CallMeters
 from tickmind.messages import RecallReply
+from tickmind.metering import begin_at_zero
 from tickmind.service import App
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
+from tickmind.tracing import SpanKind, messaging, span
+from tickmind.vitals import queue_watch, tell_vitals
 from tickmind_retriever.ages import Ages
 from tickmind_retriever.answers import encoded
 from tickmind_retriever.handler import Handler
@@ -42,6 +45,9 @@ from tickmind_retriever.spaces import Spaces
 __all__ = ["create_app"]
 
 _logger = logging.getLogger("tickmind.retriever")
+_PROCESSES = messaging("process", topology.RECALL_QUEUE.name)
+#: Where it goes is another for every client.
+_REPLIES = messaging("send", "reply-to")
 
 
 def create_app(settings: RetrieverSettings) -> App:
@@ -53,22 +59,26 @@ def create_app(settings: RetrieverSettings) -> App:
         ["reason"],
         registry=registry,
     )
+    begin_at_zero(unanswered, ("reply_to", "expired", "connection"))
     database = Database(settings, application="tickmind-retriever")
+    tell_vitals(registry, database)
     spaces = Spaces(
         database,
         settings,
         kept=settings.retriever_cached_texts,
         gather_s=settings.retriever_gather_ms / 1000,
     )
+    spaces.meters = CallMeters(registry)
     Gauge(
         "tickmind_recall_embedding_refused",
         "1 while the embedding API has failed and observations are not sent to it",
         registry=registry,
     ).set_function(lambda: float(spaces.refusing))
+    metrics = Metrics(registry)
     handler = Handler(
         database,
         spaces,
-        Metrics(registry),
+        metrics,
         ranking=load_ranking(
             settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
         ),
@@ -95,22 +105,31 @@ def create_app(settings: RetrieverSettings) -> App:
         task = asyncio.current_task()
         assert task is not None
         under_way.add(task)
-        traced = context.attach(read_headers(raw.headers))
         try:
-            await answer(raw)
-        except Exception as exc:  # the boundary: whatever it was, the agent goes on without
-            _logger.exception("recall_failed")
-            failed = RecallReply(
-                reason="internal", detail=f"the retriever failed: {type(exc).__name__}"
-            )
-            await send(failed, raw)
+            with span(
+                f"process {topology.RECALL_QUEUE.name}",
+                kind=SpanKind.CONSUMER,
+                joins=[read_headers(raw.headers)],
+                attributes=_PROCESSES,
+            ):
+                await answered(raw)
         finally:
-            context.detach(traced)
             under_way.discard(task)
             try:
                 await raw.ack()
             except BROKER_ERRORS:
                 unanswered.labels("connection").inc()
+
+    async def answered(raw: AbstractIncomingMessage) -> None:
+        try:
+            await answer(raw)
+        except Exception as exc:  # the boundary: whatever it was, the agent goes on without
+            _logger.exception("recall_failed")
+            metrics.recalls.labels("empty", "internal").inc()
+            failed = RecallReply(
+                reason="internal", detail=f"the retriever failed: {type(exc).__name__}"
+            )
+            await send(failed, raw)
 
     async def answer(raw: AbstractIncomingMessage) -> None:
         if not answerable(raw.reply_to):
@@ -126,13 +145,14 @@ def create_app(settings: RetrieverSettings) -> App:
             await send(reply, raw)
 
     async def send(reply: RecallReply, raw: AbstractIncomingMessage) -> None:
-        sent = await replies.publish(
-            encoded(reply),
-            reply_to=raw.reply_to or "",
-            correlation_id=raw.correlation_id,
-            content_type="application/json",
-            headers=outgoing_headers(),
-        )
+        with span("publish reply", kind=SpanKind.PRODUCER, attributes=_REPLIES):
+            sent = await replies.publish(
+                encoded(reply),
+                reply_to=raw.reply_to or "",
+                correlation_id=raw.correlation_id,
+                content_type="application/json",
+                headers=outgoing_headers(),
+            )
         if not sent:
             unanswered.labels("connection").inc()
 
@@ -173,4 +193,5 @@ def create_app(settings: RetrieverSettings) -> App:
         work=work,
         registry=registry,
         notes={"space": spaces.note},
+        watches=(queue_watch(registry, broker),),
     )

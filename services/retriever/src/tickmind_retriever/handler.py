@@ -22,6 +22,7 @@ from tickmind.store.recall import Whom, whom
 from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
+from tickmind.tracing import exemplar
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.awaiting import Awaiting
 from tickmind_retriever.metrics import Metrics
@@ -108,7 +109,7 @@ class Handler:
         asking = Asking(answers=answers, terms=terms, begun=begun, without_by=until - kept_s)
         await self._within(until, asking)
         reply = answers.reply()
-        self._metrics.seconds.observe(loop.time() - begun)
+        self._metrics.seconds.observe(loop.time() - begun, exemplar())
         for answer in reply.replies:
             self._metrics.recalls.labels(answer.status, answer.reason or "").inc()
         return reply

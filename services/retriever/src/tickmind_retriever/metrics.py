@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from tickmind.metering import begin_at_zero
+
 __all__ = ["Metrics"]
+
+_EMPTY = ("", "deadline", "embedding", "database", "invalid", "internal")
 
 
 class Metrics:
@@ -17,6 +21,7 @@ class Metrics:
             ["status", "reason"],
             registry=registry,
         )
+        begin_at_zero(self.recalls, (("ok", ""), *(("empty", reason) for reason in _EMPTY)))
         self.seconds = Histogram(
             "tickmind_recall_seconds",
             "From the request's arrival here to its reply",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from opentelemetry.context import Context, get_current
 
 from tickmind.embedding import Embedder
 from tickmind.errors import (
@@ -18,6 +19,7 @@ from tickmind.errors import (
     TextRefused,
     TickmindError,
 )
+from tickmind.tracing import span
 from tickmind_retriever.breaker import Breaker
 
 __all__ = ["QueryVectors"]
@@ -43,6 +45,7 @@ class _Flight:
     text: str
     future: asyncio.Future[Vector]
     waiting: int = 0
+    trace: Context = field(default_factory=get_current)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -162,7 +165,8 @@ class QueryVectors:
 
     async def _run(self, call: _Call) -> None:
         try:
-            await self._embed(call, call.flights)
+            with span("embed", joins=[flight.trace for flight in call.flights]):
+                await self._embed(call, call.flights)
         finally:
             if call in self._calls:
                 self._ended(call)

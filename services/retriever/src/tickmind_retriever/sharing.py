@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from opentelemetry.context import Context, get_current
+
+from tickmind.tracing import span
 
 __all__ = ["Shared"]
 
@@ -21,6 +25,7 @@ class _Ask(Generic[Q, A]):
 
     questions: Sequence[Q]
     answers: asyncio.Future[Sequence[A]]
+    trace: Context = field(default_factory=get_current)
 
 
 class Shared(Generic[K, Q, A]):
@@ -43,6 +48,7 @@ class Shared(Generic[K, Q, A]):
         patience_s: float | None = None,
     ) -> None:
         self._call = call
+        self._name = getattr(call, "__name__", "call").strip("_")  # of its spans
         self._parallel = parallel
         self._most = most
         self._spread = spread
@@ -98,12 +104,18 @@ class Shared(Generic[K, Q, A]):
 
     def _start(self, key: K, asks: list[_Ask[Q, A]]) -> None:
         questions = [question for asked in asks for question in asked.questions]
-        task = asyncio.create_task(self._call(key, questions))
+        task = asyncio.create_task(self._called(key, questions, [asked.trace for asked in asks]))
         self._calls[task] = asks
         self._placed.add(task)
         task.add_done_callback(self._ended)
         if self._patience_s is not None:
             asyncio.get_running_loop().call_later(self._patience_s, self._leave, task)
+
+    async def _called(
+        self, key: K, questions: Sequence[Q], traces: Sequence[Context]
+    ) -> Sequence[A]:
+        with span(self._name, joins=traces, attributes={"tickmind.questions": len(questions)}):
+            return await self._call(key, questions)
 
     def _leave(self, task: asyncio.Task[Sequence[A]]) -> None:
         """A call's place is free, whatever becomes of the call."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tickmind.database import Database
 from tickmind.embedding import Embedder, provider_of
 from tickmind.errors import TickmindError
+from tickmind.measured import CallMeters, measured
 from tickmind.metered import metered_for_queries
 from tickmind.serving import difference, settings_of
 from tickmind.settings import EmbeddingSettings
@@ -50,6 +51,7 @@ class Spaces:
         self._settings = settings
         self._kept = kept
         self._gather_s = gather_s
+        self.meters: CallMeters | None = None  # counts the calls, where it is given
         self._own = Embedder(settings)  # wrong settings are told at once
         self._served: OrderedDict[int, _Served] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
@@ -77,7 +79,8 @@ class Spaces:
         return found.vectors
 
     def _serve(self, space_id: int, settings: EmbeddingSettings) -> _Served:
-        provider = metered_for_queries(provider_of(settings), self._database, settings)
+        provider = measured(provider_of(settings), self.meters, settings)
+        provider = metered_for_queries(provider, self._database, settings)
         embedder = Embedder(settings, provider)
         before = self._served.pop(space_id, None)
         if before is not None:
