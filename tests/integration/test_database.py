@@ -349,3 +349,20 @@ async def test_never_goes_on_in_plaintext_or_with_a_stranger(
             await database.dispose()
             assert fault is not None, way
             assert _ODD not in fault
+
+
+async def test_connections_that_died_in_silence_do_not_hold_up_the_goodbye(
+    postgres: LocalPostgres, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickmind.database._GOODBYE_S", 0.2)
+    async with door(postgres.socket_dir / ".s.PGSQL.5432") as opened:
+        url = f"postgresql://postgres@127.0.0.1:{opened.port}/{database.engine.url.database}"
+        held = Database(
+            DatabaseSettings(database_url=SecretStr(url), database_pool_size=3), application="test"
+        )
+        async with held.reading() as one, held.reading() as two:
+            await one.execute(text("SELECT 1"))
+            await two.execute(text("SELECT 1"))
+        opened.hold()
+        async with asyncio.timeout(5):
+            await held.dispose()

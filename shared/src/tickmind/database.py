@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +28,7 @@ from tickmind.errors import ConfigurationError, TransientError
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings, tls_context
 from tickmind.statement_spans import trace_statements
+from tickmind.telemetry import log
 from tickmind.tracing import tracing
 
 __all__ = [
@@ -37,6 +40,12 @@ __all__ = [
     "server_version",
     "sqlstate",
 ]
+
+
+_logger = logging.getLogger("tickmind.database")
+
+#: A server that is there closes a connection within milliseconds.
+_GOODBYE_S = 2.0
 
 
 class DatabaseUnavailable(TransientError):
@@ -154,6 +163,7 @@ class Database:
             pool_timeout=settings.database_pool_timeout_s,
             pool_use_lifo=True,
         )
+        self._pool_size = settings.database_pool_size
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
@@ -203,7 +213,15 @@ class Database:
             return f"PostgreSQL does not answer as it should ({_brief(exc)})"
 
     async def dispose(self) -> None:
-        await self.engine.dispose()
+        """Close what is idle. One that takes no leave (a connection that died in silence) is
+        dropped after a moment."""
+        for _ in range(self._pool_size + 1):  # each turn closes one at least
+            try:
+                async with asyncio.timeout(_GOODBYE_S):
+                    await self.engine.dispose()
+                return
+            except TimeoutError:
+                log(_logger, logging.INFO, "connection_dropped")
 
 
 def _brief(exc: BaseException) -> str:
