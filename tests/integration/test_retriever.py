@@ -340,8 +340,10 @@ async def test_hanging_calls_do_not_keep_out_later_ones(
     settings = retriever_settings(database_settings, provider.base_url)
     provider.faults.add(Hang(), Always())
     async with retrieving(database, settings) as retriever:
-        for turn in range(8):
-            reply = await retriever.recall(("alice", f"market {turn}"), deadline_ms=50)
+        turns = 0
+        while provider.ledger.totals().calls < 8:  # on a busy machine not each gets so far
+            turns += 1
+            reply = await retriever.recall(("alice", f"market {turns}"), deadline_ms=50)
             assert reply.replies[0].reason == "deadline"
         provider.faults.clear()  # what hangs goes on hanging
         reply = await retriever.recall(("alice", "market"), deadline_ms=3000)

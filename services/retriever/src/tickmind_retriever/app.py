@@ -60,7 +60,7 @@ def create_app(settings: RetrieverSettings) -> App:
         registry=registry,
     )
     begin_at_zero(unanswered, ("reply_to", "expired", "connection"))
-    database = Database(settings, application="tickmind-retriever")
+    database = Database(settings, application="tickmind-retriever", lookups=True)
     tell_vitals(registry, database)
     spaces = Spaces(
         database,
