@@ -24,13 +24,16 @@ from benchmarks.ingest_load import DECISIONS, unpacked
 _MEMORIES = """
     WITH new AS (
         INSERT INTO memory (agent_id, tick, speaker_id, importance, is_core, kind, content,
-                            content_hash, event_key)
-        SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::smallint[],
-                             $5::boolean[], $6::text[], $7::text[], $8::bytea[], $9::bytea[])
+                            content_hash, event_key, context, terms)
+        SELECT agent, tick, speaker, importance, core, kind, content, hash, key, context,
+               terms::bigint[]
+        FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::smallint[], $5::boolean[],
+                    $6::text[], $7::text[], $8::bytea[], $9::bytea[], $10::text[], $11::text[])
+            AS r (agent, tick, speaker, importance, core, kind, content, hash, key, context, terms)
         RETURNING id, tick, importance, content_hash
     )
     INSERT INTO pending_embedding (memory_id, world_id, tick, space_id, importance, content_hash)
-    SELECT id, $10, tick, $11, importance, content_hash FROM new
+    SELECT id, $12, tick, $13, importance, content_hash FROM new
 """
 _RECEIPTS = """
     INSERT INTO tick_receipt (world_id, tick, decisions) SELECT $1, unnest($2::bigint[]), $3

@@ -16,6 +16,7 @@ from tickmind.identity import content_hash
 from tickmind.memory import Memory
 from tickmind.policy import default_policy
 from tickmind.store import recording
+from tickmind.words import array, digests, keys
 
 __all__ = ["DECISIONS", "WORLD", "Load", "Rows", "decisions", "make_load", "unpacked"]
 
@@ -127,4 +128,9 @@ def _rows(memories: Sequence[Memory], ids: dict[str, int]) -> Rows:
         [memory.content for memory in memories],
         [content_hash(memory.content) for memory in memories],
         [memory.event_key for memory in memories],
+        [memory.context for memory in memories],
+        [
+            array(keys(ids[memory.agent], digests(memory.content, memory.context)))
+            for memory in memories
+        ],
     )
