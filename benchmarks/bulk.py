@@ -6,7 +6,7 @@ write for one more (signatures, terms), is written by `fill`, too.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -22,8 +22,9 @@ __all__ = ["Bulk", "copy_bytes", "empty", "fill", "interleaved"]
 
 #: Rows made at a time: 60 MB of vectors of 256 and as much again while they are written.
 _ROWS_AT_ONCE = 100_000
-#: A memory's text: some 90 characters, as a talk of the English town has.
-_TEXT_CHARS = 90
+#: Words of a memory's text, which has some 90 characters then, as a talk of the English town; out
+#: of so many, a tenth of the English words in common use.
+_WORDS_A_TEXT, _VOCABULARY = 8, 3000
 #: PostgreSQL's binary COPY (documentation of COPY, "Binary Format"): signature, flags and length
 #: of the header's extension; at the end a field count of -1.
 _COPY_HEAD = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
@@ -150,7 +151,8 @@ async def _copy(
     """Rows `first` and following, of every table that a memory which can be recalled is in."""
     rows = len(owners)
     numbers = np.arange(first, first + rows, dtype=np.int64)
-    texts = [_text(number) for number in numbers.tolist()]
+    words = source.integers(0, _VOCABULARY, (rows, _WORDS_A_TEXT)).tolist()
+    texts = [_text(number, some) for number, some in zip(numbers.tolist(), words, strict=True)]
     hashes = np.array([np.frombuffer(content_hash(text), np.uint8) for text in texts])
     ids = (numbers + 1).astype(">i8")
     ticks = (numbers * last_tick // total).astype(">i8")
@@ -190,9 +192,9 @@ async def _copy(
         )
 
 
-def _text(number: int) -> str:
+def _text(number: int, words: Sequence[int]) -> str:
     """The text of one memory: always as long, never the same."""
-    return f"I said: this is what happened to me as number {number:09}".ljust(_TEXT_CHARS, ".")
+    return f"I said: {' '.join(f'word{word:04}' for word in words)} {number:09}"
 
 
 def _halfvecs(source: np.random.Generator, rows: int, dimensions: int) -> NDArray[np.uint8]:
