@@ -5,8 +5,8 @@ Imports nothing of tickmind by itself: the peers' environments, which have none,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,20 +17,20 @@ __all__ = ["SMALL", "Options", "run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How much is measured. `big`: memories of the one large agent; `small`: of each of `agents`
-    others. `peers`: in the order they are measured, before ours. `recalls`: by how many callers
-    how many questions are asked, of either kind."""
+    """How much is measured. `sizes`: by kind, how many agents of how many memories; `peers`: in
+    the order they are measured, before ours; `recalls`: by how many callers how many questions are
+    asked of each kind."""
 
-    big: int = 10_000
-    small: int = 100
-    agents: int = 20
+    sizes: Mapping[str, tuple[int, int]] = field(
+        default_factory=lambda: {"big": (1, 10_000), "middle": (5, 1_000), "small": (20, 100)}
+    )
     dimensions: int = 1536
     peers: tuple[str, ...] = ("langgraph", "mem0", "langchain")
     recalls: tuple[tuple[int, int], ...] = ((1, 60), (16, 256), (64, 512))
 
 
 #: For `--small`: a minute and a half.
-SMALL = Options(big=1000, small=50, agents=4, recalls=((1, 20), (64, 128)))
+SMALL = Options(sizes={"big": (1, 1_000), "small": (4, 50)}, recalls=((1, 20), (64, 128)))
 
 
 async def run(say: Callable[[str], None], options: Options | None = None) -> Report:

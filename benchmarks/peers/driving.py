@@ -27,7 +27,7 @@ RESULTS = 5
 
 @dataclass(frozen=True)
 class Given:
-    """Where everything is. `state_dir`: for files of the system's own."""
+    """Where everything is. `state_dir`: for files of the system's own; `ranking`: tickmind's."""
 
     database_url: str
     embedding_url: str
@@ -35,6 +35,7 @@ class Given:
     dimensions: int
     amqp_url: str
     state_dir: Path
+    ranking: str
 
 
 class System(Protocol):

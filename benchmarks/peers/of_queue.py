@@ -1,6 +1,6 @@
 """tickmind as engines use it: `MemoryClient`, with the services as processes of their own.
 
-Asked for the nearest by cosine, as the others are. A tick is written once it is confirmed.
+A tick is written once it is confirmed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from typing import Any
 import asyncpg
 
 from benchmarks.peers.driving import Given, drive
-from benchmarks.peers.wording import ASKED, LAST_TICK, WORLD, decisions
+from benchmarks.peers.wording import LAST_TICK, WORLD, asked, decisions
 from tickmind import MemoryClient
 
 _LOOK_S = 0.02
 
 
 class _Memory:
-    def __init__(self, client: MemoryClient, database: asyncpg.Connection[asyncpg.Record]) -> None:
+    def __init__(
+        self,
+        client: MemoryClient,
+        database: asyncpg.Connection[asyncpg.Record],
+        asked: dict[str, Any],
+    ) -> None:
+        self._asked = asked
         self._client = client
         self._database = database
         self._ticks = 0
@@ -43,7 +49,7 @@ class _Memory:
             await asyncio.sleep(_LOOK_S)
 
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
-        options: dict[str, Any] = {**ASKED, **({"timeout_s": 60.0} if patient else {})}
+        options: dict[str, Any] = {**self._asked, **({"timeout_s": 60.0} if patient else {})}
         answer = await self._client.recall(WORLD, agent, observation, tick=LAST_TICK, **options)
         return [memory["content"] for memory in answer.memories]
 
@@ -53,7 +59,7 @@ async def opened(given: Given) -> AsyncIterator[_Memory]:
     database = await asyncpg.connect(given.database_url)
     try:
         async with MemoryClient(given.amqp_url) as client:
-            yield _Memory(client, database)
+            yield _Memory(client, database, asked(given))
     finally:
         await database.close()
 

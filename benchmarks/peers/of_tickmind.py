@@ -1,7 +1,6 @@
 """tickmind called in process, as the peers are: recorder, embedder and retriever without a broker.
 
-Default settings. One tick is one message. It is asked for the nearest by cosine, as the others
-are, not for its own blend of relevance, recency and importance.
+Default settings. One tick is one message.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from benchmarks.in_process import Recorder, embedding, recording, retrieving
 from benchmarks.peers.driving import Given, drive
-from benchmarks.peers.wording import ASKED, LAST_TICK, WORLD, decisions, embedding_settings
+from benchmarks.peers.wording import LAST_TICK, WORLD, asked, decisions, embedding_settings
 from tickmind.database import Database
 from tickmind.topology import tick_ended_key
 from tickmind_embedder.settings import EmbedderSettings
@@ -25,7 +25,14 @@ _LOOK_S = 0.02
 
 
 class _Memory:
-    def __init__(self, database: Database, recorder: Recorder, retriever: Handler) -> None:
+    def __init__(
+        self,
+        database: Database,
+        recorder: Recorder,
+        retriever: Handler,
+        asked: dict[str, Any],
+    ) -> None:
+        self._asked = asked
         self._database = database
         self._recorder = recorder
         self._retriever = retriever
@@ -47,7 +54,7 @@ class _Memory:
             "world": WORLD,
             "tick": LAST_TICK,
             "queries": [{"agent": agent, "observation": observation}],
-            **ASKED,
+            **self._asked,
         }
         if patient:
             request["deadline_ms"] = 60_000
@@ -71,7 +78,7 @@ async def opened(given: Given) -> AsyncIterator[_Memory]:
             ) as recorder,
             retrieving(reading, settings) as retriever,
         ):
-            yield _Memory(reading, recorder, retriever)
+            yield _Memory(reading, recorder, retriever, asked(given))
     finally:
         for database in (writing, filling, reading):
             await database.dispose()

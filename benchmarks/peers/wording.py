@@ -7,13 +7,17 @@ from typing import Any
 
 from benchmarks.peers.driving import RESULTS, Given
 
-__all__ = ["ASKED", "LAST_TICK", "WORLD", "decisions", "embedding_settings"]
+__all__ = ["LAST_TICK", "WORLD", "asked", "decisions", "embedding_settings"]
 
 WORLD = "bench"
 #: After every tick that is written.
 LAST_TICK = 1_000_000
-#: The nearest by cosine, as the others are asked for, and not the blend that is the default.
-ASKED: dict[str, Any] = {"k": RESULTS, "ranking": "relevance"}
+
+
+def asked(given: Given) -> dict[str, Any]:
+    """Options of a recall: the nearest by cosine, as the others are asked for (`relevance`), or
+    the default, which also weighs when and how important (`blended`)."""
+    return {"k": RESULTS, "ranking": given.ranking}
 
 
 def decisions(memories: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from benchmarks.peers.driving import RESULTS
 from tickmind.hashed import hash_embed, hash_embed_many
 
-__all__ = ["BIG", "Oracle", "Workload", "percentile", "questions", "workload"]
+__all__ = ["Oracle", "Workload", "percentile", "questions", "workload"]
 
-BIG = "big"
 #: A tick of a town of 25.
 _A_TICK = 25
 #: Everyone talks about the same things: each memory has two thirds of its words from one of so
@@ -29,31 +28,31 @@ _TIE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`ticks`: (agent, text) in the order of time, no text twice; `texts`: the same by agent."""
+    """`ticks`: (agent, text) in the order of time, no text twice; `texts`: the same by agent;
+    `agents`: by the kind they are of."""
 
     ticks: Sequence[Sequence[tuple[str, str]]]
     texts: Mapping[str, Sequence[str]]
+    agents: Mapping[str, Sequence[str]]
 
     @property
     def memories(self) -> int:
         return sum(map(len, self.ticks))
 
-    @property
-    def small(self) -> list[str]:
-        return [agent for agent in self.texts if agent != BIG]
 
-
-def workload(*, big: int, small: int, agents: int) -> Workload:
-    """One agent of `big` memories and so many of `small`, living side by side; always the same."""
+def workload(sizes: Mapping[str, tuple[int, int]]) -> Workload:
+    """Agents that live side by side, always the same. `sizes`: by kind, how many and of how many
+    memories each."""
     source = random.Random(12)
-    owners = [BIG] * big + [f"small-{n:02}" for n in range(agents)] * small
+    agents = {kind: [f"{kind}-{n:02}" for n in range(count)] for kind, (count, _) in sizes.items()}
+    owners = [name for kind, some in agents.items() for name in some for _ in range(sizes[kind][1])]
     source.shuffle(owners)
     told = [(owner, f"{_sentence(source)} n{n}") for n, owner in enumerate(owners)]
     texts: dict[str, list[str]] = {owner: [] for owner in sorted(set(owners))}
     for owner, text in told:
         texts[owner].append(text)
     ticks = [told[first : first + _A_TICK] for first in range(0, len(told), _A_TICK)]
-    return Workload(ticks=ticks, texts=texts)
+    return Workload(ticks=ticks, texts=texts, agents=agents)
 
 
 def questions(agents: Sequence[str], seed: int) -> Iterator[tuple[str, str]]:

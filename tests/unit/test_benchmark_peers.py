@@ -10,28 +10,28 @@ import pytest
 
 from benchmarks.peers import Options
 from benchmarks.peers.comparing import Measured, compared
-from benchmarks.peers.workload import BIG, Oracle, percentile, questions, workload
+from benchmarks.peers.workload import Oracle, percentile, questions, workload
 from benchmarks.report import Report
 
 _PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 
 def test_workload_has_every_text_once_and_the_sizes_asked_for() -> None:
-    work = workload(big=60, small=10, agents=3)
+    work = workload({"big": (1, 60), "small": (3, 10)})
 
     told = [text for tick in work.ticks for _, text in tick]
     assert len(set(told)) == len(told) == work.memories == 90
     assert {agent: len(texts) for agent, texts in work.texts.items()} == {
-        BIG: 60, "small-00": 10, "small-01": 10, "small-02": 10
+        "big-00": 60, "small-00": 10, "small-01": 10, "small-02": 10
     }  # fmt: skip
-    assert BIG not in work.small
+    assert work.agents == {"big": ["big-00"], "small": ["small-00", "small-01", "small-02"]}
 
 
 def test_questions_are_never_the_same_twice() -> None:
-    asked = list(itertools.islice(questions([BIG, "small-00"], 3), 200))
+    asked = list(itertools.islice(questions(["big-00", "small-00"], 3), 200))
 
     assert len(set(asked)) == 200
-    assert {agent for agent, _ in asked} == {BIG, "small-00"}
+    assert {agent for agent, _ in asked} == {"big-00", "small-00"}
 
 
 def _oracle() -> Oracle:
