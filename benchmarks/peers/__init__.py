@@ -29,7 +29,7 @@ class Options:
     recalls: tuple[tuple[int, int], ...] = ((1, 60), (16, 256), (64, 512))
 
 
-#: For `--small`: a minute and a half.
+#: For `--small`: two and a half minutes, of which one is waiting for what hangs.
 SMALL = Options(sizes={"big": (1, 1_000), "small": (4, 50)}, recalls=((1, 20), (64, 128)))
 
 
