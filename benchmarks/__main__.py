@@ -7,13 +7,15 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from benchmarks.report import Report
 from tickmind.errors import TickmindError
 from tickmind.local.signals import termination_cancels
 
-#: Each is a module of its name here, with `run(report)`.
-NAMES = ("ingest", "recall", "exactness", "quality", "embedder", "town")
+#: Each is a module of its name here, with `run(report)`; where that takes a while, also with
+#: `SMALL`, options of a smaller run.
+NAMES = ("ingest", "recall", "exactness", "quality", "embedder", "town", "scale", "peers")
 
 
 def main() -> int:
@@ -25,9 +27,13 @@ def main() -> int:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="print one JSON object and no more")
+    parser.add_argument("--small", action="store_true", help="a smaller run (peers, scale)")
     options = parser.parse_args()
+    module = importlib.import_module(f"benchmarks.{options.name}")
+    if options.small and not hasattr(module, "SMALL"):
+        parser.error(f"{options.name} has no smaller run")
     run: Callable[[Callable[[str], None]], Awaitable[Report]]
-    run = importlib.import_module(f"benchmarks.{options.name}").run
+    run = partial(module.run, options=module.SMALL) if options.small else module.run
     try:
         found = asyncio.run(_run(run))
     except TickmindError as exc:
