@@ -70,7 +70,7 @@ async def test_wait_may_be_for_the_vectors(
     options = {"wait_for_tick": 42, "wait_ms": 30_000, "deadline_ms": 60_000}
     async with retrieving(database, retriever_settings(database_settings)) as retriever:
         reply = await retriever.recall(("alice", "fish"), **options)
-        assert contents(reply) == [[]]
+        assert contents(reply) == [["Bob sells fish"]]  # by its words
         assert (reply.watermarks.recorded, reply.watermarks.embedded) == (42, 41)
         before = len(looks.worlds)
         asking = asyncio.create_task(
