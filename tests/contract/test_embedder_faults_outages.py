@@ -103,7 +103,6 @@ async def test_breakdowns_now_and_then_lose_nothing(
         database_settings,
         provider.base_url,
         embedding_max_inputs=BATCH,
-        embedding_timeout_s=TIMEOUT_S,
         embedder_max_attempts=20,
     )
     await remember(database, TEXTS)

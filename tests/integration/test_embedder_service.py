@@ -272,7 +272,8 @@ async def test_worker_leaves_a_database_connection_that_died_in_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No answer, no reset: another connection is taken."""
-    monkeypatch.setattr("tickmind_embedder.transactions._MOST_S", 0.5)
+    # Long enough to make a connection on a busy machine (0.3 s and more: its types are looked up).
+    monkeypatch.setattr("tickmind_embedder.transactions._MOST_S", 3.0)
     await known(database, {}, Space(model="hash", dimensions=64))
     async with door(postgres.socket_dir / ".s.PGSQL.5432") as opened:
         url = f"postgresql://postgres@127.0.0.1:{opened.port}/{database.engine.url.database}"
