@@ -28,15 +28,12 @@ from tickmind_embedder.calling import Calling, Evidence
 from tickmind_embedder.horizon import Horizon
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.outcomes import Outcomes
-from tickmind_embedder.transactions import reading, writing
+from tickmind_embedder.transactions import BACKFILL_S, reading, writing
 
 __all__ = ["Handler", "Metrics", "ProviderPaused"]
 
 #: Pending rows looked at in one short transaction.
 _SWEEP_ROWS = 2000
-#: Longest that marking all there is as pending may take: a minute a million memories, measured on
-#: two busy cores.
-_BACKFILL_S = 600.0
 #: A lease is renewed so many times before it would run out: two may fail.
 _RENEWALS = 3
 
@@ -86,13 +83,16 @@ class Handler:
         """
         if self._generation is None:
             space = self._embedder.space
-            async with writing(self._database, most_s=_BACKFILL_S) as session:
-                active = await ensure_space(session, space, self._served)
+            async with reading(self._database) as session:
                 filled = await filled_generations(session)
+            if not filled:
+                async with writing(self._database, most_s=BACKFILL_S) as session:
+                    await ensure_space(session, space, self._served)
+                    filled = await filled_generations(session)
             found = next((one for one in filled if one.space == space), None)
             if found is None:
                 msg = (
-                    f"this database is embedded with {name_of(active.space)} and its prefixes,"
+                    f"this database is embedded with {name_of(filled[0].space)} and its prefixes,"
                     f" these settings name {name_of(space)}: set TICKMIND_EMBEDDING_* to the same,"
                     " or change the space with `tickmind space add`"
                 )

@@ -28,7 +28,7 @@ from tickmind.telemetry import log
 from tickmind_embedder.handler import Handler
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.settings import EmbedderSettings
-from tickmind_embedder.transactions import reading, writing
+from tickmind_embedder.transactions import BACKFILL_S, reading, writing
 from tickmind_embedder.worker import Worker
 
 __all__ = ["Lanes"]
@@ -180,7 +180,8 @@ class Lanes:
             filled = await filled_generations(session)
         own, served = space_of(self._settings), served_by(self._settings)
         if keep or not filled:
-            async with writing(self._database) as session:
+            most_s = None if filled else BACKFILL_S
+            async with writing(self._database, most_s=most_s) as session:
                 await ensure_space(session, own, served)
                 await keep_served(session, own, served)
                 filled = await filled_generations(session)
