@@ -675,6 +675,7 @@ async def test_space_added_again_is_reached_in_the_new_way(
     await remember(database, TOLD)
     newer.faults.add(Status(code=404), Always())
     async with working(old_embedder(database_settings, provider)) as app:
+        await all_indexed(database, OLD, len(TOLD))  # the first space is the old one
         await commands.added(database_settings, space_settings(NEW, newer))
         await eventually(
             app.notes["space"], lambda note: "404" in (note or ""), what="the note of the fault"
