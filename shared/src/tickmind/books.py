@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database, DatabaseUnavailable, ended_within
 from tickmind.pieces import estimate_tokens
 from tickmind.store import budget as store
 from tickmind.store.budget import Purpose
@@ -40,12 +40,8 @@ _FIRST_DEVIATION = 0.1
 @asynccontextmanager
 async def writing(database: Database) -> AsyncIterator[AsyncSession]:
     """As `Database.writing`, for a transaction on the budget."""
-    try:
-        async with asyncio.timeout(_MOST_S), database.writing() as session:
-            yield session
-    except TimeoutError as exc:
-        msg = f"PostgreSQL did not answer within {_MOST_S:g} s"
-        raise DatabaseUnavailable(msg) from exc
+    async with ended_within(_MOST_S), database.writing() as session:
+        yield session
 
 
 class TokenEstimate:

@@ -34,6 +34,7 @@ from tickmind.tracing import tracing
 __all__ = [
     "Database",
     "DatabaseUnavailable",
+    "ended_within",
     "is_transient",
     "pgvector_version",
     "schema_fault",
@@ -63,6 +64,17 @@ class DatabaseUnavailable(TransientError):
     """PostgreSQL cannot be reached, or is not able to serve this now."""
 
     reason = "database"
+
+
+@asynccontextmanager
+async def ended_within(most_s: float) -> AsyncIterator[None]:
+    """What takes longer, on a connection that died in silence maybe, is DatabaseUnavailable."""
+    try:
+        async with asyncio.timeout(most_s):
+            yield
+    except TimeoutError as exc:
+        msg = f"PostgreSQL did not answer within {most_s:g} s"
+        raise DatabaseUnavailable(msg) from exc
 
 
 # SQLSTATE classes and codes that another try may cure (PostgreSQL documentation, appendix A):

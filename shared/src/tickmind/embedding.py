@@ -11,7 +11,7 @@ import numpy as np
 
 from tickmind.caps import RequestCaps
 from tickmind.clean import is_blank
-from tickmind.embedding_api import CallFailed, OpenAIProvider, Reply, Vectors
+from tickmind.embedding_api import CallFailed, OpenAIProvider, Reply, Unmetered, Vectors
 from tickmind.errors import ParameterRefused, TextRefused
 from tickmind.hashed import hash_embed_many
 from tickmind.pieces import estimate_tokens, fit, pool, split
@@ -62,14 +62,6 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class Unmetered:
-    """A provider that may be called at any time."""
-
-    @asynccontextmanager
-    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
-        yield len(texts)
 
 
 class HashProvider(Unmetered):

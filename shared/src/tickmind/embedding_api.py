@@ -33,7 +33,7 @@ from tickmind.settings import EmbeddingSettings
 from tickmind.telemetry import log
 from tickmind.tracing import SpanKind, span
 
-__all__ = ["CallFailed", "OpenAIProvider", "Reply", "Vectors", "read_reply"]
+__all__ = ["CallFailed", "OpenAIProvider", "Reply", "Unmetered", "Vectors", "read_reply"]
 
 _logger = logging.getLogger("tickmind.embedding")
 
@@ -58,7 +58,15 @@ class CallFailed(EmbeddingUnavailable):
     """
 
 
-class OpenAIProvider:
+class Unmetered:
+    """A provider that may be called at any time."""
+
+    @asynccontextmanager
+    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
+        yield len(texts)
+
+
+class OpenAIProvider(Unmetered):
     """Any endpoint that speaks OpenAI's POST /embeddings. Never retries: the caller knows when."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
@@ -144,11 +152,6 @@ class OpenAIProvider:
                     log(_logger, logging.WARNING, "parameter_left_out", parameter=name)
                 return ParameterRefused(f"the embedding API does not take {name}: left out now")
         return error
-
-    @asynccontextmanager
-    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
-        """No limit is kept here: all of them, at once."""
-        yield len(texts)
 
     async def fault(self) -> str | None:
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database, ended_within
 
 __all__ = ["BACKFILL_S", "reading", "writing"]
 
@@ -25,22 +24,12 @@ async def writing(
     database: Database, *, most_s: float | None = None
 ) -> AsyncIterator[AsyncSession]:
     """As `Database.writing`; a connection that died in silence is DatabaseUnavailable as well."""
-    async with _ended_within(most_s or _MOST_S), database.writing() as session:
+    async with ended_within(most_s or _MOST_S), database.writing() as session:
         yield session
 
 
 @asynccontextmanager
 async def reading(database: Database) -> AsyncIterator[AsyncSession]:
     """As `Database.reading`, ended likewise."""
-    async with _ended_within(_MOST_S), database.reading() as session:
+    async with ended_within(_MOST_S), database.reading() as session:
         yield session
-
-
-@asynccontextmanager
-async def _ended_within(most_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(most_s):
-            yield
-    except TimeoutError as exc:
-        msg = f"PostgreSQL did not answer within {most_s:g} s"
-        raise DatabaseUnavailable(msg) from exc
