@@ -5,8 +5,9 @@ RabbitMQ; vectors of 384 from the test provider, a process of its own without li
 mix: each tick of a town publishes 20 decisions (30 memories, 20 of them of texts never said
 before) and asks four agents' memories, each in a request of its own with the client's deadline of
 0.8 s, new observations every time. Towns end at 1,000 ticks and new ones begin, so that agents
-have 0 to 600 memories however long it goes on. Ticks are begun at an even rate, whether those
-before have ended or not; client, services, provider and servers share the machine.
+have 0 to 600 memories however long it goes on (below five minutes half of both). Ticks are begun at
+an even rate, whether those before have ended or not; client, services, provider and servers share
+the machine.
 
 `capacity_…`: the highest rate of the mix at which, for some seconds, every tick is confirmed, 99 %
 of recalls are answered in time and less than a second's worth is left undone; found by ramping.
@@ -69,12 +70,17 @@ class Options:
 
     minutes: float = 20.0
     towns: int = 3
-    life: int = 1000
     overload: float = 3.0
 
     @property
     def seconds(self) -> float:
         return self.minutes * 60
+
+    @property
+    def life(self) -> int:
+        """Of a town, in ticks. The towns begin with as many in all, 20 texts each: enough for the
+        one rebuild of a young space, at 8,192, to be over before anything is measured."""
+        return 1000 if self.minutes >= 5 else 500
 
     @property
     def warm_up_s(self) -> float:

@@ -78,6 +78,7 @@ class Bench:
         """Let the towns grow to the ages they begin with, all of it embedded and indexed."""
         begun = time.perf_counter()
         await self._load.fill(at_once=_FILLERS)
+        self._say(f"published in {time.perf_counter() - begun:.0f} s, to be embedded")
         await self.drained()
         self._say(f"filled in {time.perf_counter() - begun:.0f} s")
         try:
