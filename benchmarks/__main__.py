@@ -15,7 +15,7 @@ from tickmind.local.signals import termination_cancels
 
 #: Each is a module of its name here, with `run(report)`; where that takes a while, also with
 #: `SMALL`, options of a smaller run.
-NAMES = ("ingest", "recall", "exactness", "quality", "embedder", "town", "scale", "peers")
+NAMES = ("ingest", "recall", "exactness", "quality", "embedder", "town", "scale", "peers", "soak")
 
 
 def main() -> int:
@@ -27,13 +27,18 @@ def main() -> int:
     )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="print one JSON object and no more")
-    parser.add_argument("--small", action="store_true", help="a smaller run (peers, scale)")
+    parser.add_argument("--small", action="store_true", help="a smaller run (peers, scale, soak)")
+    parser.add_argument("--minutes", type=_minutes, help="of sustained load (soak)")
     options = parser.parse_args()
     module = importlib.import_module(f"benchmarks.{options.name}")
     if options.small and not hasattr(module, "SMALL"):
         parser.error(f"{options.name} has no smaller run")
+    if options.minutes is not None and options.name != "soak":
+        parser.error(f"{options.name} takes as long as it takes: --minutes is for soak")
     run: Callable[[Callable[[str], None]], Awaitable[Report]]
     run = partial(module.run, options=module.SMALL) if options.small else module.run
+    if options.minutes is not None:
+        run = partial(module.run, options=module.Options(minutes=options.minutes))
     try:
         found = asyncio.run(_run(run))
     except TickmindError as exc:
@@ -43,6 +48,14 @@ def main() -> int:
         return 130
     print(found.as_json() if options.json else found.as_table())
     return 0
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0.5 <= minutes <= 24 * 60:
+        msg = "from 0.5 to 1440"
+        raise argparse.ArgumentTypeError(msg)
+    return minutes
 
 
 async def _run(run: Callable[[Callable[[str], None]], Awaitable[Report]]) -> Report:

@@ -35,6 +35,7 @@ from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Next
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind.store import embedding as store
+from tickmind.store import spaces
 from tickmind.store.spaces import Space, active_generation, refresh_mean
 from tickmind_embedder import worker as worker_module
 from tickmind_embedder.app import create_app
@@ -358,6 +359,23 @@ async def test_mean_is_learned_at_thirty_two_vectors_and_again_at_doublings(
                 assert found.mean == pytest.approx(rounded.mean(axis=0), abs=2e-3)
 
     assert learned == [(32, 32), (64, 64), (128, 128)]
+
+
+async def test_mean_is_learned_for_the_last_time_before_another_doubling(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be computed again, and thrown away, with each answer that is stored."""
+    monkeypatch.setattr(spaces, "MEAN_UNTIL", 100)
+    vectors = np.random.default_rng(4).normal(size=(140, 8)).astype(np.float32)
+    learned = []
+    for count in range(10, 150, 10):
+        some = {f"text {i}": vectors[i] for i in range(count - 10, count)}
+        generation = await known(database, some, Space(model="test", dimensions=8))
+        async with database.writing() as session:
+            if await refresh_mean(session, generation):
+                learned.append(count)
+
+    assert learned == [40, 80, 100]
 
 
 async def test_mean_is_learned_in_the_course_of_embedding(

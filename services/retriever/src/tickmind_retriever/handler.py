@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,6 +24,7 @@ from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
 from tickmind.telemetry import log
 from tickmind.tracing import exemplar
+from tickmind_retriever.admitting import Admission
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.awaiting import Awaiting
 from tickmind_retriever.metrics import Metrics
@@ -49,6 +51,10 @@ _CUT_OFF_S = 2.0
 #: quarter, at most so long (exact ranking takes 5 ms for 1,000 memories, 250 ms for 50,000).
 _RANKING_SHARE = 0.25
 _RANKING_MOST_S = 0.5
+#: Requests under way for each statement that may run at once, with which the database is kept busy
+#: though one of them waits for a vector.
+_REQUESTS_A_STATEMENT = 2
+_SHED = "more is asked than can be answered in time: this waited too long"
 #: What no space has for its id: nothing waits for vectors there.
 _NO_SPACE = 0
 
@@ -73,6 +79,7 @@ class Handler:
         self._metrics = metrics
         self._ranking = ranking
         self._reserve_s = reserve_s
+        self._admission = Admission(free=_REQUESTS_A_STATEMENT * parallel)
         self._awaiting = Awaiting(database)
         self._ranker = Ranker(
             database,
@@ -104,18 +111,32 @@ class Handler:
             return None
         answers = Answers(request)
         until = begun + left_s - self._reserve_s
+        if not self._admission.admits(left_s=left_s - self._reserve_s, waited_s=age_s):
+            self._metrics.shed.inc()
+            answers.fill("deadline", _SHED)
+            return self._told(answers)
         kept_s = min(_RANKING_MOST_S, max(0.0, until - begun) * _RANKING_SHARE)
         terms = self._ranking.of(request.options.world).terms(request.options)
         asking = Asking(answers=answers, terms=terms, begun=begun, without_by=until - kept_s)
-        await self._within(until, asking)
-        reply = answers.reply()
+        since = time.monotonic()
+        with self._admission.begun():
+            in_time = await self._within(until, asking)
+        if request.options.wait_for_tick is None:  # else it waited for something else, too
+            if answers.first_at is not None:
+                self._admission.answered(answers.first_at - since)
+            elif not in_time:
+                self._admission.cut_off(time.monotonic() - since)
         self._metrics.seconds.observe(loop.time() - begun, exemplar())
+        return self._told(answers)
+
+    def _told(self, answers: Answers) -> RecallReply:
+        reply = answers.reply()
         for answer in reply.replies:
             self._metrics.recalls.labels(answer.status, answer.reason or "").inc()
         return reply
 
-    async def _within(self, until: float, asking: Asking) -> None:
-        """Fill the answers, as many as can be until then."""
+    async def _within(self, until: float, asking: Asking) -> bool:
+        """Fill the answers, as many as can be until then; False: some could not."""
         answers = asking.answers
         answering = asyncio.create_task(self._answer(asking))
         try:
@@ -131,7 +152,7 @@ class Handler:
             late = "the embedding API took too long"
             answers.fill("deadline", late, places=answers.unembedded)
             answers.fill("deadline", "the memories were not ranked in time")
-            return
+            return False
         try:
             answering.result()
         except TickmindError as exc:
@@ -139,6 +160,7 @@ class Handler:
         except SQLAlchemyError as exc:
             log(_logger, logging.ERROR, "recall_failed", error=type(exc).__name__)
             answers.fill("database", detail_of(exc))
+        return True
 
     def _ended(self, answering: asyncio.Task[None]) -> None:
         self._cut_off.discard(answering)

@@ -22,6 +22,11 @@ class Metrics:
             registry=registry,
         )
         begin_at_zero(self.recalls, (("ok", ""), *(("empty", reason) for reason in _EMPTY)))
+        self.shed = Counter(
+            "tickmind_recalls_shed",
+            "Requests refused at once: they had waited too long to be answered in time",
+            registry=registry,
+        )
         self.seconds = Histogram(
             "tickmind_recall_seconds",
             "From the request's arrival here to its reply",

@@ -218,7 +218,9 @@ async def refresh_mean(session: AsyncSession, generation: Generation) -> bool:
     """
     if generation.mean_over >= MEAN_UNTIL or generation.signed:
         return False
-    wanted = max(MEAN_FROM, 2 * generation.mean_over)
+    # The last time is not a doubling: more than it is taken of would be waited for in vain, and
+    # the sample read again with every answer.
+    wanted = min(MEAN_UNTIL, max(MEAN_FROM, 2 * generation.mean_over))
     parameters = {"space_id": generation.space_id, "most": wanted}
     if (await session.execute(_COUNT, parameters)).scalar_one() < wanted:
         return False
