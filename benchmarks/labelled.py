@@ -3,7 +3,8 @@
 From TICKMIND_DATA (default ../shared/data): `bank_zh`, `bank_en`, long dialogues of five people
 with 34 questions, 21 of which have an English side; `bank_zh_en`, the Chinese questions over the
 English dialogues; `town_zh`, a town of 25 whose 184 conversations are asked for by their summary,
-of everyone who took part (see `town`).
+of everyone who took part (see `town`). And `demo`, the small town that tickmind ships: 25
+situations in three languages, each with the one thing that should come to mind.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tickmind.conversation import Conversations
 from tickmind.decoding import decode_tick
 from tickmind.errors import ConfigurationError
 from tickmind.grading import grade
+from tickmind.local.town import load_questions, town_path
 from tickmind.memory import Memory
 from tickmind.policy import default_policy
-from tickmind.store.context import MAX_CONTEXT_TICKS
 
 __all__ = ["Labelled", "Question", "labelled"]
 
@@ -31,16 +33,18 @@ _DAY_CHARS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`relevant`: places among the agent's memories."""
+    """`relevant`: places among the agent's memories. `tick`: when it is asked, of what was told
+    until then; None: at the set's own, of all."""
 
     agent: str
     observation: str
     relevant: frozenset[int]
+    tick: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """One set: each agent's memories in order, and questions asked at `tick`."""
+    """One set: each agent's memories in order, and questions asked at `tick`, or their own."""
 
     name: str
     memories: Mapping[str, Sequence[Memory]]
@@ -63,6 +67,7 @@ def labelled() -> list[Labelled]:
         _bank("bank_en", bank, dialogues="en", questions="en"),
         _bank("bank_zh_en", bank, dialogues="en", questions="zh"),
         _town(ticks, [json.loads(line) for line in summaries if line]),
+        _demo(),
     ]
 
 
@@ -103,13 +108,8 @@ def _turn(user: str, tick: int, content: str, context: str) -> Memory:
 
 
 def _town(ticks: Sequence[bytes], summaries: Sequence[Mapping[str, Any]]) -> Labelled:
-    """What the recorder would store; its ticks are one message each, so that an agent's latest
-    talk is the one before in this list."""
-    memories: dict[str, list[Memory]] = {}
-    last = 0
-    for memory in _graded(ticks):
-        memories.setdefault(memory.agent, []).append(memory)
-        last = max(last, memory.tick)
+    """What the recorder would store."""
+    memories = _by_agent(ticks)
     asked = []
     for summary in summaries:
         # An utterance is labelled "speaker：words".
@@ -121,25 +121,39 @@ def _town(ticks: Sequence[bytes], summaries: Sequence[Mapping[str, Any]]) -> Lab
                 if any(said in memory.content for said in words)
             )
             asked.append(Question(agent=agent, observation=summary["query"], relevant=relevant))
-    return Labelled(name="town_zh", memories=memories, questions=asked, tick=last)
+    return Labelled(name="town_zh", memories=memories, questions=asked, tick=_last(memories))
+
+
+def _demo() -> Labelled:
+    memories = _by_agent(town_path().read_bytes().splitlines())
+    asked = [
+        Question(
+            agent=str(question.agent),
+            observation=question.observation,
+            relevant=frozenset(
+                place
+                for place, memory in enumerate(memories[str(question.agent)])
+                if question.expects in memory.content and memory.tick <= question.tick
+            ),
+            tick=question.tick,
+        )
+        for question in load_questions()
+    ]
+    return Labelled(name="demo", memories=memories, questions=asked, tick=_last(memories))
+
+
+def _by_agent(ticks: Sequence[bytes]) -> dict[str, list[Memory]]:
+    memories: dict[str, list[Memory]] = {}
+    for memory in _graded(ticks):
+        memories.setdefault(memory.agent, []).append(memory)
+    return memories
+
+
+def _last(memories: Mapping[str, Sequence[Memory]]) -> int:
+    return max(memory.tick for told in memories.values() for memory in told)
 
 
 def _graded(ticks: Sequence[bytes]) -> Iterator[Memory]:
-    policy = default_policy()
-    before: dict[str, Memory] = {}
+    policy, conversations = default_policy(), Conversations()
     for line in ticks:
-        for memory in grade(decode_tick(line), policy).memories:
-            last = before.get(memory.agent)
-            if memory.context_use == "none":
-                yield memory
-                continue
-            before[memory.agent] = memory
-            if (
-                memory.context is None
-                and last is not None
-                and 0 < memory.tick - last.tick <= MAX_CONTEXT_TICKS
-                and (last.speaker or last.agent) in memory.present
-            ):
-                yield replace(memory, context=last.content)
-            else:
-                yield memory
+        yield from conversations.answered(grade(decode_tick(line), policy).memories)

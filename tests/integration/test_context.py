@@ -13,11 +13,11 @@ from sqlalchemy import text
 
 from tests.recording import tick_body
 from tests.remembering import embedder_settings, handling
+from tickmind.conversation import MAX_CONTEXT_TICKS
 from tickmind.database import Database
 from tickmind.identity import content_hash, in_context
 from tickmind.policy import Policy, default_policy, parse_policy
 from tickmind.settings import DatabaseSettings
-from tickmind.store.context import MAX_CONTEXT_TICKS
 from tickmind.store.lexical import Asked, find
 from tickmind.store.recall import Filters
 from tickmind_recorder.handler import Handler, Metrics

@@ -26,11 +26,12 @@ from tickmind.local.provider.faults import Outage, Status
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Containing
+from tickmind.removing import collect, delete
 from tickmind.settings import DatabaseSettings
 from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.inspection import retry_parked
-from tickmind.store.removal import collect_embeddings, delete_world
+from tickmind.store.removal import delete_world
 from tickmind.store.spaces import Space, ensure_space
 from tickmind_embedder.handler import ProviderPaused
 from tickmind_embedder.worker import Worker
@@ -391,15 +392,13 @@ async def test_deleting_a_world_while_it_is_linked_escapes_without_deadlock(
             await remember(database, [f"text {i % 50}" for i in range(300)], world=f"w{turn}")
             await remember(database, [f"text {i % 50}" for i in range(50)], world="kept")
 
-            async def delete(world: str) -> None:
-                async with database.writing() as session:
-                    await delete_world(session, world)
-                async with database.writing() as session:
-                    await collect_embeddings(session)
+            async def deleted(world: str) -> None:
+                await delete(database.writing, world, at_once=100)
+                await collect(database.writing, at_once=20)
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(drained(handler))
-                tasks.create_task(delete(f"w{turn}"))
+                tasks.create_task(deleted(f"w{turn}"))
                 tasks.create_task(drained(handler))
         await drained(handler)
 
@@ -420,7 +419,7 @@ async def test_embeddings_of_deleted_worlds_are_collected_and_bought_again_when_
         await drained(handler)
         async with database.writing() as session:
             await delete_world(session, "gone")
-            assert await collect_embeddings(session) == 1
+        assert await collect(database.writing) == 1
 
         await remember(database, ["ours alone"], world="kept")
         await drained(handler)

@@ -13,9 +13,9 @@ from tests.recording import client, count, left_in, recorder
 from tests.running import eventually, metric, running
 from tickmind import MemoryClient
 from tickmind.database import Database
+from tickmind.removing import collect, delete
 from tickmind.service import App
 from tickmind.settings import BrokerSettings, DatabaseSettings
-from tickmind.store.removal import collect_embeddings, delete_world
 from tickmind.store.spaces import Space, ensure_space
 from tickmind.tables import metadata
 from tickmind.topology import DEAD_LETTER_QUEUE, RECORDER_QUEUE
@@ -137,10 +137,8 @@ async def _delete_and_find_nothing(database: Database) -> None:
     before = {name: await count(database, name) for name in tables}
     assert all(before[name] for name in ("memory", "tick_receipt", "recall_index", "embedding"))
 
-    async with database.writing() as session:
-        assert await delete_world(session, "smallville")
-    async with database.writing() as session:
-        await collect_embeddings(session)
+    assert await delete(database.writing, "smallville")
+    await collect(database.writing)
 
     async with database.reading() as session:
         left = await session.execute(
@@ -159,10 +157,8 @@ async def _delete_and_find_nothing(database: Database) -> None:
     assert await _memories(database) == {"smallville-zh": _TOWNS["smallville-zh"][0]}
     assert await _ticks(database) == {"smallville-zh": _TOWNS["smallville-zh"][2]}
 
-    async with database.writing() as session:
-        assert await delete_world(session, "smallville-zh")
-    async with database.writing() as session:
-        await collect_embeddings(session)
+    assert await delete(database.writing, "smallville-zh")
+    await collect(database.writing)
     after = {name: await count(database, name) for name in tables}
     assert {name: number for name, number in after.items() if number} == {
         "embedding_space": 1,

@@ -26,10 +26,11 @@ from tests.running import SOUND, eventually
 from tickmind.database import Database
 from tickmind.identity import content_hash
 from tickmind.reindexing import Reindexing, Taken, Told
+from tickmind.removing import collect
 from tickmind.settings import DatabaseSettings
 from tickmind.signature import Signer
 from tickmind.store import building, changing, dropping
-from tickmind.store.removal import collect_embeddings, delete_world
+from tickmind.store.removal import delete_world
 from tickmind.store.spaces import (
     Space,
     active_generation,
@@ -409,7 +410,7 @@ async def test_signatures_of_vectors_that_are_collected_go_with_them(database: D
     await Reindexing(database.writing).build()
     async with database.writing() as session:
         await delete_world(session, "elsewhere")
-        assert await collect_embeddings(session) == 1
+    assert await collect(database.writing) == 1
     await _whole(database)
 
 

@@ -123,6 +123,44 @@ def test_policy_decides_what_there_is_to_embed(run: Run) -> None:
     assert shown.code == 0
 
 
+def test_what_a_talk_answers_counts_where_the_policy_has_it_embedded(run: Run) -> None:
+    """Found across ticks, of one conversation alone; a late line finds what it answers, too."""
+    policy = """
+version: 1
+defaults:
+  actions:
+    talk:
+      importance: 8
+      kind: conversation
+      context: embedded
+      wording: {en: "I: {speech}", zh: "{speech}", ja: "{speech}"}
+      heard: {en: "{speaker}: {speech}", zh: "{speech}", ja: "{speech}"}
+  other: drop
+"""
+    Path("policy.yaml").write_text(policy, encoding="utf-8")
+    ticks = [
+        _talk(1, "Fish?", "alice"),
+        _talk(2, "Yes", "bob", agent="alice"),
+        _talk(4, "Oh", "alice"),
+        _talk(5, "No", "carol", agent="alice"),  # said to somebody else
+        _talk(3, "Where?", "alice"),
+        _talk(90, "Yes", "bob", agent="alice"),  # long after
+    ]
+    lines = "\n".join(json.dumps(tick) for tick in ticks)
+    Path("talks.jsonl").write_text(lines, encoding="utf-8")
+    found = run("estimate", "talks.jsonl", "--policy", "policy.yaml", "--json").json
+    sent = {
+        *("I: Fish?", "bob: Fish?"),
+        *("bob: Fish?\nI: Yes", "I: Fish?\nalice: Yes"),
+        *("I: Yes\nbob: Oh", "alice: Yes\nI: Oh"),
+        *("I: No", "alice: No"),
+        *("I: Yes\nbob: Where?", "alice: Yes\nI: Where?"),
+        *("I: Yes", "alice: Yes"),
+    }
+    assert (found["memories"], found["texts"]) == (12, len(sent))
+    assert found["tokens"] == sum(map(estimate_tokens, sent))
+
+
 def test_bad_lines_are_named_and_the_rest_is_counted(run: Run) -> None:
     done = run("estimate", "bad.jsonl", "--json")
     assert done.code == 1

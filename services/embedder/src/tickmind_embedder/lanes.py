@@ -20,9 +20,9 @@ from tickmind.errors import ConfigurationError, TransientError
 from tickmind.limits import Limit
 from tickmind.measured import measured
 from tickmind.metered import MeteredProvider
+from tickmind.removing import collect_some
 from tickmind.serving import difference, endpoint_of, name_of, served_by, settings_of, space_of
 from tickmind.settings import EmbeddingSettings
-from tickmind.store.removal import collect_some_embeddings
 from tickmind.store.spaces import Generation, ensure_space, filled_generations, keep_served
 from tickmind.telemetry import log
 from tickmind_embedder.handler import Handler
@@ -256,8 +256,7 @@ class Lanes:
         idle = all(lane.worker.idle for lane in self._lanes.values())
         if not every_s or not idle or asyncio.get_running_loop().time() < self._collect_at:
             return
-        async with writing(self._database) as session:
-            collected = await collect_some_embeddings(session, most=_COLLECTED_AT_ONCE)
+        collected = await collect_some(lambda: writing(self._database), most=_COLLECTED_AT_ONCE)
         if collected:
             log(_logger, logging.INFO, "vectors_collected", vectors=collected)
         self._collect_later(_LOOK_S if collected == _COLLECTED_AT_ONCE else every_s)

@@ -12,7 +12,7 @@ from tickmind.database import Database, ended_within
 __all__ = ["BACKFILL_S", "reading", "writing"]
 
 #: Longest that a transaction of ours may take. All are short (measured: a sweep's chunk 40 ms on
-#: two busy cores), but one may wait for the deletion of a large world.
+#: two busy cores), but one may wait for others' turns: a deletion's, a chunk of a backfill.
 _MOST_S = 60.0
 #: Longest that marking all there is as pending may take, for the first space of a database: a
 #: minute a million memories, measured on two busy cores.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from tickmind.cli.output import examples
 
 if TYPE_CHECKING:
     from tickmind.estimating import Cost, Estimate
+    from tickmind.memory import Memory
     from tickmind.policy import Policy
     from tickmind.settings import EmbeddingSettings
 
@@ -123,11 +124,13 @@ def _count(
     """
     from tickmind.cli.output import progress
     from tickmind.cli.trace import numbered, opened
+    from tickmind.conversation import Conversations, text_to_embed
     from tickmind.embedding import Embedder, HashProvider
 
     embedder = Embedder(settings, HashProvider(settings.embedding_dimensions))  # never called
     prefix = settings.embedding_document_prefix
     read, events, seen_bytes = _Read(), set[tuple[str, str, bytes]](), 0
+    conversations = Conversations()
     with (
         opened(path) as descriptor,
         open(descriptor, "rb", closefd=False) as file,
@@ -135,21 +138,27 @@ def _count(
     ):
         for number, line in numbered(file):
             seen_bytes += len(line)
-            for event, content in _memories(number, line, policy, read, warn):
-                if event in events:
-                    read.repeated += 1
-                    continue
-                events.add(event)
-                if found.add(content):
-                    found.sent([prefix + each for each in embedder.inputs_of(content)])
+            for memories in _messages(number, line, policy, read, warn):
+                new = []
+                for memory in memories:
+                    event = (memory.world, memory.agent, memory.event_key)
+                    if event in events:
+                        read.repeated += 1
+                    else:
+                        events.add(event)
+                        new.append(memory)
+                for memory in conversations.answered(new):
+                    told = text_to_embed(memory)
+                    if found.add(told):
+                        found.sent([prefix + each for each in embedder.inputs_of(told)])
             bar.to(seen_bytes, about=f"{read.ticks} ticks")
     return read
 
 
-def _memories(
+def _messages(
     number: int, line: bytes, policy: Policy, read: _Read, warn: Callable[[str], None]
-) -> Iterator[tuple[tuple[str, str, bytes], str]]:
-    """Each memory of a line: its event, and its text."""
+) -> Iterator[Sequence[Memory]]:
+    """The memories of each message that a line comes in."""
     from tickmind.cli.trial import decode_line
     from tickmind.errors import InvalidMessage
     from tickmind.grading import grade
@@ -166,8 +175,7 @@ def _memories(
         for rejected in graded.rejected:
             warn(f"line {number}: {rejected.detail}")
         read.rejected += len(graded.rejected)
-        for memory in graded.memories:
-            yield (memory.world, memory.agent, memory.event_key), memory.content
+        yield graded.memories
 
 
 def _as_json(

@@ -68,7 +68,7 @@ async def _deleted(
     from tickmind.cli.asking import agreed
     from tickmind.cli.output import progress
     from tickmind.cli.servers import open_database
-    from tickmind.store import removal
+    from tickmind.removing import collect, delete
 
     async with open_database(settings) as pool:
         question, gone = await (
@@ -76,14 +76,16 @@ async def _deleted(
         )
         if not agreed(question, yes=yes):
             return None
-        with progress("Deleting"):
-            async with pool.writing() as session:
-                if agent is None:
-                    await removal.delete_world(session, world)
-                else:
-                    await removal.delete_agent(session, world, agent)
-            async with pool.writing() as session:
-                return {**gone, "embeddings": await removal.collect_embeddings(session)}
+        done = 0
+        with progress("Deleting", total=gone["memories"]) as bar:
+
+            def told(memories: int) -> None:
+                nonlocal done
+                done += memories
+                bar.to(done)
+
+            await delete(pool.writing, world, agent, told=told)
+            return {**gone, "embeddings": await collect(pool.writing)}
 
 
 async def _of_world(pool: Any, world: str) -> tuple[str, dict[str, Any]]:

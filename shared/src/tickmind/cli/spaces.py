@@ -15,11 +15,11 @@ from tickmind.cli.servers import CommandFailed, open_database
 from tickmind.database import Database
 from tickmind.errors import ConfigurationError
 from tickmind.pieces import split
+from tickmind.removing import collect
 from tickmind.serving import ExplicitSettings, name_of, served_by, space_of
 from tickmind.settings import DatabaseSettings, EmbeddingSettings, load
 from tickmind.store import changing, dropping
 from tickmind.store.changing import SpaceState
-from tickmind.store.removal import collect_embeddings
 
 __all__ = [
     "activated",
@@ -272,5 +272,5 @@ async def dropped(database: DatabaseSettings, named: str, *, yes: bool) -> Space
 
 async def collected(database: DatabaseSettings) -> int:
     """How many vectors were deleted."""
-    async with open_database(database) as pool, pool.writing() as session:
-        return await collect_embeddings(session)
+    async with open_database(database) as pool:
+        return await collect(pool.writing)

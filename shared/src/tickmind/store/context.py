@@ -8,35 +8,20 @@ keep what they found without it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.conversation import MAX_CONTEXT_TICKS, Said, Utterance
 from tickmind.grading import MAX_CONTEXT_CHARS
 from tickmind.memory import Memory
 from tickmind.store.recording import AgentId
 
-__all__ = ["MAX_CONTEXT_TICKS", "with_context"]
+__all__ = ["with_context"]
 
 Row = tuple[AgentId, int | None, Memory]
-
-#: An answer comes within so many ticks; what was said before belongs to another conversation.
-MAX_CONTEXT_TICKS = 20
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Utterance:
-    """Ordered as conversations go; within a tick by something that is the same everywhere."""
-
-    tick: int
-    event_key: bytes
-    speaker_id: int | None = field(compare=False)
-    content: str = field(compare=False)
-
 
 _BEFORE = text("""
     SELECT w.place, before.*
@@ -58,17 +43,20 @@ async def with_context(
 ) -> list[Row]:
     """The rows of a batch with the context of those that want one and have none by their own
     message. `ids`: of agents, by (world id, name); they must know all who are present."""
-    said: dict[tuple[int, str], list[_Utterance]] = defaultdict(list)
-    wanting: list[int] = []
-    for place, (agent, speaker_id, memory) in enumerate(rows):
-        if memory.context_use == "none":
-            continue
-        if memory.context is None:
-            wanting.append(place)
-        content = memory.content[-MAX_CONTEXT_CHARS:]
-        utterance = _Utterance(memory.tick, memory.event_key, speaker_id, content)
-        insort(said[agent.id, memory.kind], utterance)
-    found = {place: _among(said, rows[place]) for place in wanting}
+    wanting = [
+        place
+        for place, (_, _, memory) in enumerate(rows)
+        if memory.context_use != "none" and memory.context is None
+    ]
+    kinds = {rows[place][2].kind for place in wanting}
+    said = Said()
+    for agent, speaker_id, memory in rows:
+        if memory.kind in kinds:
+            said.add(agent.id, memory.kind, Utterance.of(memory, speaker_id))
+    found = {}
+    for place in wanting:
+        agent, _, memory = rows[place]
+        found[place] = said.before(agent.id, memory.kind, memory.tick)
     # What was said in the tick just before needs no look-up: nothing can lie in between.
     asked = [
         place
@@ -85,7 +73,7 @@ async def with_context(
             "within": MAX_CONTEXT_TICKS,
         }
         for row in await session.execute(_BEFORE, parameters):
-            stored = _Utterance(row.tick, row.event_key, row.speaker_id, row.content)
+            stored = Utterance(row.tick, row.event_key, row.speaker_id, row.content)
             among = found[row.place]
             found[row.place] = stored if among is None else max(stored, among)
     contexts = {
@@ -101,19 +89,9 @@ async def with_context(
     ]
 
 
-def _among(said: Mapping[tuple[int, str], list[_Utterance]], row: Row) -> _Utterance | None:
-    """The latest one of this agent in an earlier tick of the same batch."""
-    agent, _, memory = row
-    own = said[agent.id, memory.kind]
-    place = bisect_left(own, (memory.tick,), key=lambda utterance: (utterance.tick,))
-    if place == 0 or own[place - 1].tick < memory.tick - MAX_CONTEXT_TICKS:
-        return None
-    return own[place - 1]
-
-
-def _present(row: Row, before: _Utterance, ids: Mapping[tuple[int, str], int]) -> bool:
+def _present(row: Row, before: Utterance, ids: Mapping[tuple[int, str], int]) -> bool:
     """Whether who spoke before is there now: else that was another conversation."""
     agent, _, memory = row
-    if before.speaker_id is None:
+    if before.speaker is None:
         return True
-    return any(ids.get((agent.world_id, name)) == before.speaker_id for name in memory.present)
+    return any(ids.get((agent.world_id, name)) == before.speaker for name in memory.present)

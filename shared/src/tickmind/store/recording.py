@@ -10,8 +10,9 @@ from datetime import datetime
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.conversation import text_to_embed
 from tickmind.decoding import Rejected
-from tickmind.identity import content_hash, in_context, reject_key
+from tickmind.identity import content_hash, reject_key
 from tickmind.memory import Memory
 from tickmind.words import array, digests, keys
 
@@ -164,7 +165,7 @@ async def insert_memories(
             "kinds": [memory.kind for _, _, memory in rows],
             "contents": [memory.content for _, _, memory in rows],
             "contexts": [memory.context for _, _, memory in rows],
-            "content_hashes": [content_hash(_embedded(memory)) for _, _, memory in rows],
+            "content_hashes": [content_hash(text_to_embed(memory)) for _, _, memory in rows],
             "event_keys": [memory.event_key for _, _, memory in rows],
             "terms": [
                 array(keys(agent.id, digests(memory.content, memory.context)))
@@ -173,12 +174,6 @@ async def insert_memories(
         },
     )
     return int(result.scalar_one())
-
-
-def _embedded(memory: Memory) -> str:
-    if memory.context is None or memory.context_use != "embedded":
-        return memory.content
-    return in_context(memory.content, memory.context)
 
 
 _INSERT_RECEIPTS = text("""

@@ -1,9 +1,11 @@
-"""Taking away: a world, an agent, and the vectors nobody remembers any more."""
+"""Taking away: a world, an agent, and the vectors nobody remembers any more; `tickmind.removing`
+does all of it, in short transactions."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +14,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.store.embedding import LINK_LOCK, store_vectors
 from tickmind.store.inspection import drop_parked
+from tickmind.store.spaces import lock_out_recorders
 
 __all__ = [
+    "Deleted",
+    "Since",
+    "Text",
+    "agent_ids",
     "agent_memories",
-    "collect_embeddings",
-    "collect_some_embeddings",
+    "collect",
+    "collect_jobs",
     "delete_agent",
+    "delete_some_memories",
     "delete_world",
     "give_up_parked",
+    "look_for_unused",
+    "since_now",
 ]
 
 # Linking locks a pending row, then its memory; deleting the memory first, then its pending row:
@@ -32,35 +42,51 @@ _DELETE_AGENT = text("""
     WHERE name = :agent AND world_id = (SELECT id FROM world WHERE name = :world)
     RETURNING id
 """)
-# A text nobody waits for and nobody indexed. Jobs too: their last memory is gone. One that is
-# leased stays: a memory recorded now would have its text sent a second time.
-_DELETE_EMBEDDINGS = """
-    WITH gone AS (
-        DELETE FROM embedding e @which
-          NOT EXISTS (
-                SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
-                WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
-          AND NOT EXISTS (
-                SELECT FROM pending_embedding p
-                WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
-        RETURNING e.space_id, e.content_hash
-    ), unsigned AS (
-        DELETE FROM signature s USING gone JOIN index_generation g ON g.space_id = gone.space_id
-        WHERE s.generation_id = g.id AND s.content_hash = gone.content_hash
+_AGENTS = text("""
+    SELECT a.id FROM agent a JOIN world w ON w.id = a.world_id
+    WHERE w.name = :world AND (CAST(:agent AS text) IS NULL OR a.name = :agent)
+    ORDER BY a.id
+""")
+# In the order of an index, from where the last one ended: a search that began at the first row
+# each time would pass all that were deleted before.
+_DELETE_MEMORIES = text("""
+    WITH chunk AS MATERIALIZED (
+        SELECT id, tick FROM memory
+        WHERE agent_id = :agent_id AND tick >= :from_tick ORDER BY tick LIMIT :most
+    ), gone AS (
+        DELETE FROM memory m USING chunk WHERE m.id = chunk.id RETURNING chunk.tick
     )
-    SELECT content_hash FROM gone
-"""
-_UNUSED_EMBEDDINGS = text(_DELETE_EMBEDDINGS.replace("@which", "WHERE"))
-_UNUSED_JOBS = text("""
-    DELETE FROM embedding_job j
-    WHERE NOT EXISTS (SELECT FROM pending_embedding p
-                      WHERE p.space_id = j.space_id AND p.content_hash = j.content_hash)
-      AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
+    SELECT count(*) AS memories, max(tick) AS tick FROM gone
 """)
 
 
+async def agent_ids(session: AsyncSession, world: str, agent: str | None = None) -> list[int]:
+    """Of all agents of a world, or of one."""
+    found = await session.execute(_AGENTS, {"world": world, "agent": agent})
+    return list(found.scalars())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """One chunk of an agent's memories: how many went, and the tick to go on from; None: there
+    are no more."""
+
+    memories: int
+    tick: int | None
+
+
+async def delete_some_memories(
+    session: AsyncSession, agent_id: int, *, from_tick: int, most: int
+) -> Deleted:
+    """Delete at most `most` memories of an agent, from this tick on."""
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    parameters = {"agent_id": agent_id, "from_tick": from_tick, "most": most}
+    row = (await session.execute(_DELETE_MEMORIES, parameters)).one()
+    return Deleted(memories=row.memories, tick=row.tick)
+
+
 async def delete_world(session: AsyncSession, world: str) -> bool:
-    """Delete a world and all that hangs on it, rejects too; whether there was one."""
+    """Delete a world and all that still hangs on it, rejects too; whether there was one."""
     await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     found = (await session.execute(_DELETE_WORLD, {"world": world})).first() is not None
     await session.execute(_DELETE_REJECTS, {"world": world})
@@ -68,7 +94,7 @@ async def delete_world(session: AsyncSession, world: str) -> bool:
 
 
 async def delete_agent(session: AsyncSession, world: str, agent: str) -> bool:
-    """Delete one agent and its memories; whether there was one."""
+    """Delete one agent and what memories it still has; whether there was one."""
     await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     found = await session.execute(_DELETE_AGENT, {"world": world, "agent": agent})
     return found.first() is not None
@@ -93,7 +119,7 @@ async def give_up_parked(session: AsyncSession, hashes: Sequence[str] | None = N
     Their memories stay, and get the zero vector: it scores below every other, and nothing waits
     for it any more.
     """
-    # Taken before the jobs' rows, as `collect_embeddings` takes them.
+    # Taken before the jobs' rows, as `collect_jobs` takes them.
     await session.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": LINK_LOCK})
     spaces: dict[int, dict[bytes, NDArray[np.float32]]] = defaultdict(dict)
     for space_id, content_hash, dimensions in await drop_parked(session, hashes):
@@ -103,20 +129,14 @@ async def give_up_parked(session: AsyncSession, hashes: Sequence[str] | None = N
     return sum(len(vectors) for vectors in spaces.values())
 
 
-async def collect_embeddings(session: AsyncSession) -> int:
-    """Delete vectors and jobs of texts no memory holds; how many vectors.
-
-    A memory recorded meanwhile with such a text keeps its pending row and is embedded anew.
-    """
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
-    await session.execute(_UNUSED_JOBS)
-    return len((await session.execute(_UNUSED_EMBEDDINGS)).all())
-
-
-# One pass over what is indexed, without a lock: nearly always it finds nothing.
+# Unused is a text that nobody waits for and nobody indexed. What is being filled for the first
+# time is left alone: there, a memory of any age may come to want a vector.
 _LOOK_FOR_UNUSED = text("""
     SELECT e.space_id, e.content_hash FROM embedding e
-    WHERE NOT EXISTS (
+    WHERE e.space_id IN (
+            SELECT space_id FROM index_generation GROUP BY space_id
+            HAVING bool_or(status = 'active') OR NOT bool_or(status = 'building'))
+      AND NOT EXISTS (
             SELECT FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
             WHERE g.space_id = e.space_id AND r.content_hash = e.content_hash)
       AND NOT EXISTS (
@@ -124,26 +144,97 @@ _LOOK_FOR_UNUSED = text("""
             WHERE p.space_id = e.space_id AND p.content_hash = e.content_hash)
     LIMIT :most
 """)
-_COLLECT_THESE = text(
-    _DELETE_EMBEDDINGS.replace(
-        "@which",
-        """
-        USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
-        WHERE e.space_id = t.space_id AND e.content_hash = t.hash AND
-        """,
-    )
+_STATUSES = "SELECT string_agg(id || status, ' ' ORDER BY id) FROM index_generation"
+_SINCE = text(
+    f"SELECT (SELECT max(id) FROM memory) AS memory_id, ({_STATUSES}) AS statuses"  # noqa: S608
 )
+# Of what was found unused, what still is. Whoever came to use it meanwhile waits for it, or was
+# linked to it; and then is a memory recorded since, of which there are few.
+_COLLECT = text(
+    """
+    WITH lately AS MATERIALIZED (
+        SELECT g.space_id, r.content_hash
+        FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
+        WHERE r.memory_id > :memory_id
+    ), gone AS (
+        DELETE FROM embedding e
+        USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
+        WHERE e.space_id = t.space_id AND e.content_hash = t.hash
+          AND (@statuses) = :statuses
+          AND NOT EXISTS (SELECT FROM lately
+                          WHERE lately.space_id = t.space_id AND lately.content_hash = t.hash)
+          AND NOT EXISTS (SELECT FROM pending_embedding p
+                          WHERE p.space_id = t.space_id AND p.content_hash = t.hash)
+        RETURNING e.space_id, e.content_hash
+    ), unsigned AS (
+        DELETE FROM signature s USING gone JOIN index_generation g ON g.space_id = gone.space_id
+        WHERE s.generation_id = g.id AND s.content_hash = gone.content_hash
+    )
+    SELECT count(*) FROM gone
+""".replace("@statuses", _STATUSES)
+)
+# One that is leased stays: a memory recorded now would have its text sent a second time.
+_UNUSED_JOBS = text("""
+    WITH chunk AS MATERIALIZED (
+        SELECT space_id, content_hash FROM embedding_job
+        WHERE (space_id, content_hash) > (:space_id, CAST(:hash AS bytea))
+        ORDER BY space_id, content_hash LIMIT :most
+    ), gone AS (
+        DELETE FROM embedding_job j USING chunk
+        WHERE j.space_id = chunk.space_id AND j.content_hash = chunk.content_hash
+          AND NOT EXISTS (SELECT FROM pending_embedding p
+                          WHERE p.space_id = j.space_id AND p.content_hash = j.content_hash)
+          AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
+    )
+    SELECT space_id, content_hash FROM chunk ORDER BY space_id DESC, content_hash DESC LIMIT 1
+""")
+
+#: A text in a space.
+Text = tuple[int, bytes]
 
 
-async def collect_some_embeddings(session: AsyncSession, *, most: int) -> int:
-    """Delete at most `most` vectors of texts no memory holds; how many. Linking waits for it only
-    where there are some."""
-    found = (await session.execute(_LOOK_FOR_UNUSED, {"most": most})).all()
-    if not found:
-        return 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Since:
+    """From when on it matters what changes: the last memory, and what generations there were."""
+
+    memory_id: int
+    statuses: str
+
+
+async def since_now(session: AsyncSession) -> Since:
+    """Every memory up to the last one is committed, so that whoever looks from now on sees it."""
+    await lock_out_recorders(session)
+    row = (await session.execute(_SINCE)).one()
+    return Since(memory_id=row.memory_id or 0, statuses=row.statuses or "")
+
+
+async def look_for_unused(session: AsyncSession, *, most: int) -> list[Text]:
+    """At most so many texts whose vectors no memory uses: one pass over what is indexed, without
+    a lock."""
+    rows = await session.execute(_LOOK_FOR_UNUSED, {"most": most})
+    return [(row.space_id, row.content_hash) for row in rows]
+
+
+async def collect(session: AsyncSession, since: Since, texts: Sequence[Text]) -> int:
+    """Delete the vectors of these texts; how many. `texts`: what `look_for_unused` found after
+    `since`. One that came to be used meanwhile stays, and so do all where a generation changed.
+
+    A memory recorded meanwhile with such a text keeps its pending row and is embedded anew.
+    """
     await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     parameters = {
-        "space_ids": [row.space_id for row in found],
-        "hashes": [row.content_hash for row in found],
+        "memory_id": since.memory_id,
+        "statuses": since.statuses,
+        "space_ids": [space_id for space_id, _ in texts],
+        "hashes": [hash_ for _, hash_ in texts],
     }
-    return len((await session.execute(_COLLECT_THESE, parameters)).all())
+    return int((await session.execute(_COLLECT, parameters)).scalar_one())
+
+
+async def collect_jobs(session: AsyncSession, *, after: Text, most: int) -> Text | None:
+    """Delete jobs of texts nobody waits for, of at most `most` above `after`; the last one looked
+    at, to go on from. None: there are no more."""
+    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    parameters = {"space_id": after[0], "hash": after[1], "most": most}
+    row = (await session.execute(_UNUSED_JOBS, parameters)).one_or_none()
+    return None if row is None else (row.space_id, row.content_hash)
