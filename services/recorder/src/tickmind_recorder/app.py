@@ -131,6 +131,7 @@ def create_app(settings: RecorderSettings) -> App:
         needs={"database": database.check, "broker": lambda: reachable(settings)},
         checks={
             "database": database.check,
+            "store": batcher.check,
             "broker": consumer_check(broker, topology.RECORDER_QUEUE),
         },
         work=work,
