@@ -1,22 +1,49 @@
-"""A door before a real server, which a test can shut, cut and hold: the network's faults."""
+"""A door before a real server, which a test can shut, cut, hold, slow down and desert: the
+network's faults."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Door", "door"]
+__all__ = ["Door", "Weather", "door"]
 
 #: PostgreSQL's request for TLS: length 8, code 80877103 (documentation, "Message Formats").
 _SSL_REQUEST = b"\x00\x00\x00\x08\x04\xd2\x16\x2f"
+#: The most that travels in one piece, bytes.
+_PIECE = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How bytes travel, each way by itself.
+
+    A piece takes `latency_s` and up to `jitter_s` more, drawn from `source`, and its length over
+    `bytes_per_s`. Pieces go one after the other, as through a window of 64 KiB.
+    """
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = float("inf")
+    source: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def takes_s(self, length: int) -> float:
+        """How long a piece of so many bytes is under way."""
+        jitter_s = self.source.uniform(0.0, self.jitter_s)
+        return self.latency_s + jitter_s + length / self.bytes_per_s
 
 
 class Door:
     """Passes bytes between whoever connects to `port` and the server behind.
+
+    `weather`: how they travel, to be changed at any time; None: at once. `server` may be changed,
+    too: whoever comes from then on is led to another.
 
     `tls`: what is said before the door is TLS, of PostgreSQL's kind where `postgres` says so.
     """
@@ -29,7 +56,8 @@ class Door:
         tls: ssl.SSLContext | None,
         postgres: bool,
     ) -> None:
-        self._server = server
+        self.server = server
+        self.weather: Weather | None = None
         self._host = host
         self._tls = tls
         self._postgres = postgres
@@ -37,6 +65,7 @@ class Door:
         self._flow = _flowing()
         self._writers: set[asyncio.StreamWriter] = set()
         self._visitors: set[asyncio.Task[None]] = set()
+        self._visits: set[_Visit] = set()
         self.port = 0
         #: Connections that ever came through.
         self.visits = 0
@@ -76,6 +105,20 @@ class Door:
     def release(self) -> None:
         self._flow.set()
 
+    def desert(self) -> None:
+        """Reset every connection towards the server, and say nothing to who came through: what
+        they send from now on vanishes. Newcomers are served."""
+        for visit in self._visits:
+            visit.deserted = True
+            if visit.inner is not None:
+                visit.inner.transport.abort()
+
+    def cut_deserted(self) -> None:
+        """Reset the deserted connections that nobody has left yet."""
+        for visit in self._visits:
+            if visit.deserted:
+                visit.outer.transport.abort()
+
     async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -88,7 +131,8 @@ class Door:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         flow = self._flow
-        inner: asyncio.StreamWriter | None = None
+        visit = _Visit(outer=writer)
+        self._visits.add(visit)
         try:
             if self._postgres and self._tls:
                 request = await reader.readexactly(8)
@@ -96,14 +140,15 @@ class Door:
                     return  # plaintext, where TLS was to be
                 writer.write(b"S")
                 await writer.start_tls(self._tls)
-            if isinstance(self._server, Path):
-                answers, inner = await asyncio.open_unix_connection(self._server)
+            if isinstance(self.server, Path):
+                answers, inner = await asyncio.open_unix_connection(self.server)
             else:
-                answers, inner = await asyncio.open_connection(*self._server)
+                answers, inner = await asyncio.open_connection(*self.server)
+            visit.inner = inner
             self._writers.add(inner)
             ways = [
-                asyncio.create_task(_pass(reader, inner, flow)),
-                asyncio.create_task(_pass(answers, writer, flow)),
+                asyncio.create_task(self._pass(reader, inner, flow)),
+                asyncio.create_task(self._pass(answers, writer, flow)),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -111,26 +156,39 @@ class Door:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
+            while visit.deserted and await reader.read(_PIECE):
+                pass
         finally:
-            for end in (writer, inner):
+            self._visits.discard(visit)
+            for end in (writer, visit.inner):
                 if end is not None:
                     self._writers.discard(end)
                     end.close()
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event
+    ) -> None:
+        while data := await reader.read(_PIECE):
+            if self.weather is not None:
+                await asyncio.sleep(self.weather.takes_s(len(data)))
+            await flow.wait()
+            writer.write(data)
+            await writer.drain()
+
+
+@dataclass(slots=True, eq=False)
+class _Visit:
+    """One connection through the door. `deserted`: nobody is behind it any more."""
+
+    outer: asyncio.StreamWriter
+    inner: asyncio.StreamWriter | None = None
+    deserted: bool = False
 
 
 def _flowing() -> asyncio.Event:
     flow = asyncio.Event()
     flow.set()
     return flow
-
-
-async def _pass(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event
-) -> None:
-    while data := await reader.read(65536):
-        await flow.wait()
-        writer.write(data)
-        await writer.drain()
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.running import SOUND, running, settings_for, settled
+from tests.recording import execute
+from tests.running import SOUND, eventually, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.database import Database
 from tickmind.settings import BrokerSettings, DatabaseSettings
@@ -82,3 +83,37 @@ async def test_each_tick_is_remembered_in_the_next_where_that_is_waited_for(
             )
             assert [m["content"] for m in answer.memories] == [f"I said: This is day {tick}"]
             assert (answer.recorded_tick, answer.embedded_tick) == (tick, tick)
+
+
+async def test_read_only_database_is_told_by_those_who_write(
+    database: Database, database_settings: DatabaseSettings, broker_settings: BrokerSettings
+) -> None:
+    """case 43: what answers and lets nobody write makes recorder and embedder unready, until their
+    next writes pass; nothing is lost."""
+    recorder = create_recorder(settings_for(RecorderSettings, database_settings, broker_settings))
+    embedder = create_embedder(
+        settings_for(EmbedderSettings, database_settings, broker_settings, embedder_sweep_s=0.5)
+    )
+    name = database.engine.url.database
+    async with running(recorder, embedder), MemoryClient(broker_settings.broker_url()) as memory:
+        await execute(
+            database,
+            f'ALTER DATABASE "{name}" SET default_transaction_read_only = on',
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'tickmind-%'",
+        )
+        decision = {"agent": "bob", "action": "talk", "speech": "We sell fish", "heard_by": []}
+        assert (await memory.publish_tick("town-7", 1, [decision])).confirmed
+        for app in (recorder, embedder):
+            await eventually(
+                app.checks["store"],
+                lambda fault: fault is not None and "read-only" in fault,
+                what=f"{app.name} unready",
+            )
+            assert await app.checks["database"]() is None
+        await execute(database, f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+        assert await settled(database, "town-7", memories=1) == SOUND
+        for app in (recorder, embedder):
+            await eventually(
+                app.checks["store"], lambda fault: fault is None, what=f"{app.name} ready"
+            )

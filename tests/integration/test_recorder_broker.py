@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiormq.exceptions import ChannelNotFoundEntity
 from sqlalchemy import text
 
 from tests.proxy import door
@@ -22,11 +23,12 @@ from tests.recording import (
     wire,
 )
 from tests.running import eventually, metric, running
-from tickmind.connecting import connect
+from tickmind.connecting import connect, declare
 from tickmind.database import Database
 from tickmind.local.rabbitmq import LocalRabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind.topology import DEAD_LETTER_QUEUE, RECORDER_QUEUE
+from tickmind_recorder import tending
 from tickmind_recorder.acknowledging import ChannelAcks
 
 _TALK = {"agent": "bob", "action": "talk", "speech": "The market sells fresh fish"}
@@ -178,6 +180,56 @@ async def test_a_queue_deleted_live_is_declared_again(
         async with client(broker_settings) as memory:
             assert (await memory.publish_tick("town-7", 1, [_TALK])).confirmed
         await until_remembered(database, 1)
+
+
+async def test_a_queue_made_anew_by_others_at_once_is_consumed_again(
+    database: Database,
+    database_settings: DatabaseSettings,
+    broker_settings: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """case 37: nobody sees the quorum queue missing, RabbitMQ 3.10 cancels nobody, and what it
+    gives the old consumer never arrives."""
+    monkeypatch.setattr(tending, "LOOK_S", 0.5)
+    app = recorder(database_settings, broker_settings)
+
+    async with running(app), client(broker_settings) as memory:
+        assert (await memory.publish_tick("town-7", 1, [_TALK])).confirmed
+        await until_remembered(database, 1)
+        async with await connect(broker_settings, name="test") as connection:
+            channel = await connection.channel()
+            await channel.queue_delete(RECORDER_QUEUE.name)
+            await declare(channel, RECORDER_QUEUE)
+        for tick in range(2, 12):
+            assert (await memory.publish_tick("town-7", tick, [_TALK])).confirmed
+        await until_remembered(database, 11)
+        await eventually(app.checks["broker"], lambda fault: fault is None, what="consumer")
+
+    assert await left_in(broker_settings, RECORDER_QUEUE) == [0]
+
+
+async def test_dead_letters_deleted_live_are_declared_again(
+    database_settings: DatabaseSettings,
+    broker_settings: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """case 37: a queue that nobody consumes, and nobody misses until it is needed."""
+    monkeypatch.setattr(tending, "LOOK_S", 0.1)
+
+    async def there() -> bool:
+        async with await connect(broker_settings, name="test") as connection:
+            try:
+                await (await connection.channel()).declare_queue(
+                    DEAD_LETTER_QUEUE.name, passive=True
+                )
+            except ChannelNotFoundEntity:
+                return False
+        return True
+
+    async with running(recorder(database_settings, broker_settings)):
+        async with await connect(broker_settings, name="test") as connection:
+            await (await connection.channel()).queue_delete(DEAD_LETTER_QUEUE.name)
+        await eventually(there, bool, what="the dead letters' queue")
 
 
 async def test_a_broker_short_of_memory_is_still_relieved_of_its_ticks(

@@ -275,6 +275,26 @@ async def test_waits_for_a_database_that_is_away_and_keeps_all(
     assert stored == {"store a b", "store c d"}
 
 
+async def test_tells_why_nothing_can_be_stored_until_it_is(
+    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "_RETRY_FIRST_S", 0.001)
+    handler.fault = lambda _: DatabaseUnavailable("read-only")
+    batcher = _batcher(handler, decisions=1)
+    before = await batcher.check()
+
+    async with _run(batcher):
+        batcher.put(FakeItem("a", handler))
+        await handler.tried.wait()
+        handler.tried.clear()
+        await handler.tried.wait()  # the first try is over
+        meanwhile = await batcher.check()
+        handler.fault = lambda _: None
+        await handler.events.wait_for("ack a")
+
+    assert (before, meanwhile, await batcher.check()) == (None, "read-only", None)
+
+
 async def test_a_database_that_never_answers_is_tried_again(
     handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

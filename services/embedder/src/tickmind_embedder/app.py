@@ -70,7 +70,11 @@ def create_app(settings: EmbedderSettings) -> App:
                 await briefly((await broker.connect()).close())
             await database.dispose()
 
-    checks: dict[str, Check] = {"database": database.check, "embedding": lanes.fault}
+    checks: dict[str, Check] = {
+        "database": database.check,
+        "store": lanes.stalled,
+        "embedding": lanes.fault,
+    }
     needs: dict[str, Check] = {"database": database.check}
     if settings.embedder_listen:
         needs["broker"] = lambda: reachable(settings)

@@ -271,6 +271,12 @@ class Lanes:
             return unreachable[0]
         return await self._own.fault()
 
+    async def stalled(self) -> str | None:
+        """Why nothing can be stored, in one sentence; None: it can. A database may answer and let
+        nobody write."""
+        waits = (lane.worker.stalled for lane in self._lanes.values())
+        return next((wait for wait in waits if wait is not None), None)
+
     async def note(self) -> str | None:
         """What a person should know though it stops nothing."""
         notes = list(self._notes.values())

@@ -80,8 +80,9 @@ class _Backoff:
 class Worker:
     """Runs one handler until stopped; what is in flight then is finished.
 
-    `fault`: why the provider is not called for now; None: it is. `others_first`: whether others
-    have something to claim, and we wait; linking goes on.
+    `fault`: why the provider is not called for now; None: it is. `stalled`: why the database lets
+    nothing be linked, when that was last tried; None: it did. `others_first`: whether others have
+    something to claim, and we wait; linking goes on.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Worker:
         others_first: Callable[[], Awaitable[bool]] = _nobody,
     ) -> None:
         self.fault: str | None = None
+        self.stalled: str | None = None
         self._handler = handler
         self._others_first = others_first
         self._under_way = 0
@@ -162,8 +164,10 @@ class Worker:
                 with _woken(wakings):
                     await self._handler.sweep(full=full, go_on=chunk)
             except TransientError as exc:
+                self.stalled = str(exc)
                 await _wait_out(exc, backoff, stop)
                 continue
+            self.stalled = None
             backoff.reset()
             if full:
                 took = loop.time() - begun

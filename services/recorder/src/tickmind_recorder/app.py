@@ -34,6 +34,7 @@ from tickmind_recorder.batching import Batcher
 from tickmind_recorder.handler import Handler, Metrics
 from tickmind_recorder.hinting import Hints
 from tickmind_recorder.settings import RecorderSettings
+from tickmind_recorder.tending import Tending
 
 __all__ = ["create_app"]
 
@@ -76,8 +77,11 @@ def create_app(settings: RecorderSettings) -> App:
     )
     acks: WeakKeyDictionary[AbstractChannel, ChannelAcks] = WeakKeyDictionary()
 
+    queue = rabbit_queue(topology.RECORDER_QUEUE)
+    tending = Tending(broker, queue, idle=lambda: batcher.idle)
+
     subscriber = broker.subscriber(
-        rabbit_queue(topology.RECORDER_QUEUE),
+        queue,
         rabbit_exchange(topology.EVENTS),
         ack_policy=AckPolicy.MANUAL,
         decoder=whole,
@@ -86,6 +90,7 @@ def create_app(settings: RecorderSettings) -> App:
 
     @subscriber
     async def tick_ended(message: RabbitMessage) -> None:
+        tending.came()
         raw = message.raw_message
         try:
             channel = raw.channel
@@ -112,9 +117,13 @@ def create_app(settings: RecorderSettings) -> App:
         stopping = asyncio.create_task(stop.wait())
         try:
             if await start(application, stop):
-                await asyncio.wait(
-                    {storing, hinting, stopping}, return_when=asyncio.FIRST_COMPLETED
-                )
+                tended = asyncio.create_task(tending.run())
+                try:
+                    await asyncio.wait(
+                        {storing, hinting, stopping, tended}, return_when=asyncio.FIRST_COMPLETED
+                    )
+                finally:
+                    tended.cancel()
             await briefly(subscriber.stop())
             batcher.close()
             await storing
@@ -131,6 +140,7 @@ def create_app(settings: RecorderSettings) -> App:
         needs={"database": database.check, "broker": lambda: reachable(settings)},
         checks={
             "database": database.check,
+            "store": batcher.check,
             "broker": consumer_check(broker, topology.RECORDER_QUEUE),
         },
         work=work,

@@ -87,6 +87,17 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._closed = asyncio.Event()
         self._flights: set[asyncio.Task[None]] = set()
+        self._fault: str | None = None
+
+    async def check(self) -> str | None:
+        """Why nothing could be stored when it was last tried, in one sentence; None: it was. A
+        database may answer and let nobody write."""
+        return self._fault
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held unacknowledged."""
+        return not self._waiting and all(flight.done() for flight in self._flights)
 
     def put(self, item: Receipted) -> None:
         self._waiting.append(item)
@@ -202,17 +213,21 @@ class Batcher:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
                     await store([item.delivery for item in batch if not item.lost])
             except (TransientError, TimeoutError) as exc:
-                log(_logger, logging.WARNING, "store_waits", reason=str(exc), retry_s=delay)
+                self._fault = str(exc) or f"storing did not end within {STORE_TIMEOUT_S:g} s"
+                log(_logger, logging.WARNING, "store_waits", reason=self._fault, retry_s=delay)
                 await self._wait(delay)
                 delay = min(_RETRY_MOST_S, delay * 2)
+                continue
             except PermanentError as exc:
                 log(_logger, logging.WARNING, "refused", messages=len(batch), reason=str(exc))
-                return exc
+                why: PermanentError | None = exc
             except Exception as exc:  # the boundary: no message may end the recorder for all
                 _logger.exception("store_failed")
-                return PermanentError(f"storing it failed ({type(exc).__name__})")
+                why = PermanentError(f"storing it failed ({type(exc).__name__})")
             else:
-                return None
+                why = None
+            self._fault = None
+            return why
 
     async def _wait(self, delay: float) -> None:
         try:
