@@ -56,8 +56,8 @@ class Memory:
 class Scored:
     """One recalled memory with why it came back.
 
-    `score` is the composite the order follows; `relevance` in [-1, 1.4] (the cosine, and up to
-    0.4 for words), `recency` in (0, 1].
+    `score` is the composite the order follows; `relevance` in [-1, 1.7] (the cosine, and up to
+    0.7 for words), `recency` in (0, 1].
     """
 
     id: int
