@@ -189,6 +189,45 @@ defaults:
     )
 
 
+@pytest.mark.parametrize("a_batch", [1, 3])
+async def test_an_utterance_that_wants_no_context_is_answered_in_any_batch(
+    database: Database, a_batch: int
+) -> None:
+    policy = parse_policy(
+        """
+version: 1
+defaults:
+  actions:
+    talk:
+      importance: 8
+      kind: conversation
+      context: words
+      wording: {en: "I said: {speech}", zh: "{speech}", ja: "{speech}"}
+    shout:
+      importance: 8
+      kind: conversation
+      wording: {en: "I shouted: {speech}", zh: "{speech}", ja: "{speech}"}
+    mumble:
+      importance: 1
+      wording: {en: "I mumbled: {speech}", zh: "{speech}", ja: "{speech}"}
+  other: drop
+""",
+        source="test",
+    )
+    handler = _recorder(database, policy)
+    bodies = [
+        tick_body({"agent": "bob", "action": action, "speech": action}, tick=tick)
+        for tick, action in enumerate(("shout", "mumble", "talk"), start=1)
+    ]
+    for first in range(0, len(bodies), a_batch):
+        await _store(handler, *bodies[first : first + a_batch])
+    assert await _kept(database) == {
+        ("bob", 1, "I shouted: shout"): None,
+        ("bob", 2, "I mumbled: mumble"): None,
+        ("bob", 3, "I said: talk"): "I shouted: shout",
+    }
+
+
 async def test_no_context_is_kept_where_the_policy_wants_none(database: Database) -> None:
     handler = _recorder(database, _policy("none"))
     await _store(handler, *_conversation())

@@ -140,7 +140,11 @@ async def test_scores_by_words_are_those_of_the_definition(database: Database) -
     documents = [frozenset(digests(told)) for told in texts]
     async with database.reading() as session:
         ids = await _ids(session, texts)
-    for observation in ("w3 w20 w59", "w0 w1 w2", "w7", "w40 w41 w42 w43 unheard of", "nothing"):
+    for observation in (
+        *("w3 w20 w59", "w0 w1 w2", "w7", "w40 w41 w42 w43 unheard of", "nothing"),
+        "w31 " + " ".join(f"unheard{n}" for n in range(80)),
+        " ".join(vocabulary),
+    ):
         expected = scoring.by_words(documents, frozenset(query_digests(observation)))
         found = await _found(database, agent_id, observation)
         assert found == {

@@ -74,6 +74,41 @@ def test_equal_memories_score_equally_by_words(
     assert (scores[: len(documents)] == scores[len(documents) :]).all()
 
 
+@given(DOCUMENTS, ASKED, st.data())
+def test_of_two_as_long_what_holds_more_of_what_is_asked_for_scores_no_less(
+    documents: list[frozenset[int]], asked: frozenset[int], data: st.DataObject
+) -> None:
+    held = data.draw(st.frozensets(st.sampled_from(sorted(asked)))) if asked else frozenset()
+    fewer = data.draw(st.frozensets(st.sampled_from(sorted(held)))) if held else frozenset()
+    filled = fewer | frozenset(range(100, 100 + len(held) - len(fewer)))
+    scores = by_words([*documents, filled, held], asked)
+    assert scores[-2] <= scores[-1]
+
+
+@given(DOCUMENTS, ASKED, st.frozensets(st.integers(100, 10_000), max_size=60))
+def test_words_nobody_said_never_make_a_better_match(
+    documents: list[frozenset[int]], asked: frozenset[int], unheard: frozenset[int]
+) -> None:
+    """A longer observation, of which the memories hold no more, says no more of them."""
+    scores = by_words(documents, asked)
+    longer = by_words(documents, asked | unheard)
+    assert (longer <= scores + 1e-12).all()
+    # Nor does it ever make them nothing: what is rare in common counts, however much else is said.
+    assert ((longer > 0) == (scores > 0)).all()
+
+
+@given(st.integers(20, 400), st.integers(10, 60))
+def test_one_word_in_common_is_no_match_and_six_rare_ones_are(others: int, length: int) -> None:
+    """Whatever the agent's size and however long an observation."""
+    documents = [frozenset({1000 + n}) for n in range(others)]
+    one = frozenset({0, *range(100, 119)})
+    six = frozenset({*range(6), *range(200, 214)})
+    asked = frozenset(range(length))
+    scores = by_words([*documents, one, six], asked)
+    assert scores[-1] == 1.0
+    assert WORDS_WEIGHT * scores[-2] < 0.1
+
+
 @given(st.floats(-1, 1), st.floats(-1, 1), st.floats(0, 1), st.floats(0, 1))
 def test_relevance_rises_in_meaning_and_in_words(
     cosine: float, other: float, words: float, more: float

@@ -56,8 +56,8 @@ class Memory:
 class Scored:
     """One recalled memory with why it came back.
 
-    `score` is the composite the order follows; `relevance` in [-1, 1.4] (the cosine, and up to
-    0.4 for words), `recency` in (0, 1].
+    `score` is the composite the order follows; `relevance` in [-1, 1.7] (the cosine, and up to
+    0.7 for words), `recency` in (0, 1].
     """
 
     id: int
@@ -76,8 +76,9 @@ class Weights:
     """How much each term counts in a blended score; each finite and >= 0.
 
     Measured (`bench quality`, a town asked at its last tick about all of its day, which recency
-    can only spoil): 0.05 to 0.1 of recency cost 0.001 of recall@5, 0.2 costs 0.008; half-lives
-    of 50 to 5000 ticks differ by 0.002 at 0.1; importance costs nothing up to 0.4.
+    can only spoil): 0.05 to 0.1 of recency cost 0.003 of recall@5, 0.2 costs 0.007; half-lives
+    of 50 to 5000 ticks differ by 0.004 at 0.1; importance costs nothing up to 0.4. Two of the 25
+    questions of the demonstration's town need them.
     """
 
     relevance: float = 1.0

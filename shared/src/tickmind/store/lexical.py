@@ -77,7 +77,8 @@ _FIND_SQL = """
         WHERE documents <= {documents}
           AND (greatest(size, documents) < {small} OR documents <= {share} * size)
     ), massed AS (
-        SELECT *, {full} * sum(idf) FILTER (WHERE nth = 1) OVER (PARTITION BY asked) AS least
+        SELECT *, least({full} * sum(idf) FILTER (WHERE nth = 1) OVER (PARTITION BY asked),
+                        {terms} * ln(1 + (greatest(size, 1) - 0.5) / 1.5)) AS least
         FROM weighed
     ), scored AS (
         SELECT r.asked, r.id, max(r.least) AS least,
@@ -91,8 +92,9 @@ _FIND_SQL = """
           AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
         GROUP BY r.asked, r.id
     ), placed AS (
-        SELECT asked, id, round(1048576 * score / greatest(max(score) OVER (PARTITION BY asked),
-                                                           least)) / 1048576 AS words,
+        SELECT asked, id,
+               round(1048576 * power(score / greatest(max(score) OVER (PARTITION BY asked), least),
+                                     {power}::float8)) / 1048576 AS words,
                row_number() OVER (PARTITION BY asked ORDER BY score DESC, id DESC) AS place
         FROM scored
     )
@@ -105,6 +107,8 @@ _FIND = text(
         small=scoring.SMALL_AGENT,
         share=scoring.MAX_SHARE,
         full=scoring.FULL_SHARE,
+        terms=scoring.FULL_TERMS,
+        power=scoring.WORDS_POWER,
         gain=scoring.K1 + 1,
         fixed=1 + scoring.K1 * (1 - scoring.B),
         each=scoring.K1 * scoring.B / scoring.TYPICAL_TERMS,
