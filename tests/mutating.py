@@ -6,6 +6,7 @@ ones. What breaks a test is kept in a file that the failure names.
 
 from __future__ import annotations
 
+import copy
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -135,21 +136,25 @@ def _set(holder: Any, place: int, value: Any) -> None:
 def _part(rng: random.Random, others: Sequence[Any]) -> Any:
     value = rng.choice(list(others))
     if value is None:
-        return rng.choice(VALUES)
+        return _odd(rng)
     holder, place = _somewhere(rng, [value])
     return _get(holder, place)
 
 
 def _copied(value: Any) -> Any:
     """Of its own, so that a later change does not happen in two places, or in itself."""
-    return parsed(dumps(value)) if isinstance(value, list) else value
+    return copy.deepcopy(value) if isinstance(value, list) else value
+
+
+def _odd(rng: random.Random) -> Any:
+    return _copied(rng.choice(VALUES))
 
 
 # Structural: (rng, holder, place, others), changes the holder.
 
 
 def _replaced(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> None:
-    _set(holder, place, rng.choice(VALUES))
+    _set(holder, place, _odd(rng))
 
 
 def _deleted(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> None:
@@ -157,7 +162,7 @@ def _deleted(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> N
 
 
 def _doubled(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> None:
-    again = rng.choice([_copied(_get(holder, place)), rng.choice(VALUES)])
+    again = rng.choice([_copied(_get(holder, place)), _odd(rng)])
     if isinstance(holder, Fields):
         holder.insert(rng.randint(0, len(holder)), (holder[place][0], again))
     else:
@@ -179,7 +184,7 @@ def _retagged(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> 
 
 
 def _added(rng: random.Random, holder: Any, place: int, others: Sequence[Any]) -> None:
-    value = rng.choice([rng.choice(VALUES), _copied(_part(rng, others))])
+    value = rng.choice([_odd(rng), _copied(_part(rng, others))])
     if isinstance(holder, Fields):
         holder.insert(place, (rng.choice(KEYS), value))
     else:
@@ -217,9 +222,9 @@ def _stretched(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) ->
     if isinstance(value, str) and not isinstance(value, Raw):
         _set(holder, place, (value + rng.choice(("", " ", "\n", "é")))[:200] * times)
     elif isinstance(value, list) and not isinstance(value, Fields) and len(dumps(value)) < 5000:
-        _set(holder, place, [_copied(item) for item in value] * min(times, 20))
+        _set(holder, place, [_copied(item) for _ in range(min(times, 20)) for item in value])
     else:
-        _set(holder, place, [value] * 3)
+        _set(holder, place, [_copied(value) for _ in range(3)])
 
 
 def _perforated(rng: random.Random, holder: Any, place: int, _: Sequence[Any]) -> None:
