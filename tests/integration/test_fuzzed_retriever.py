@@ -112,8 +112,8 @@ def _judged(request: bytes, answer: dict[str, Any]) -> str:
     try:
         asked = decode_recall(request)
     except InvalidMessage as exc:
-        refused = ("invalid", str(exc), [])
-        return "refused" if (reply.reason, reply.detail, reply.replies) == refused else "wrong"
+        told = (reply.reason, reply.detail) == ("invalid", str(exc)) and not reply.replies
+        return "refused" if told else "wrong"
     assert reply.reason is None
     assert reply.world == asked.options.world
     assert len(reply.replies) == len(asked.queries)
