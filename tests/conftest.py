@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from tests.mutating import Fuzzing
 from tickmind.database import Database
 from tickmind.local.postgres import LocalPostgres, running_postgres
 from tickmind.local.provider.options import ProviderOptions
@@ -27,12 +28,15 @@ from tickmind_migrations import upgrade
 _DATA = Path(os.environ.get("TICKMIND_DATA", "../shared/data"))
 _numbers = itertools.count(1)
 
+#: Of the fuzzers: other inputs, and so many times as many.
+FUZZ_SEED, FUZZ_FACTOR = "TICKMIND_FUZZ_SEED", "TICKMIND_FUZZ_FACTOR"
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_of_mine() -> None:
     """What the developer's shell says of a real deployment must not reach a test."""
     for name in [name for name in os.environ if name.startswith("TICKMIND_")]:
-        if name != "TICKMIND_DATA":
+        if name not in ("TICKMIND_DATA", FUZZ_SEED, FUZZ_FACTOR):
             del os.environ[name]
 
 
@@ -45,6 +49,14 @@ def data() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return _DATA
+
+
+@pytest.fixture(scope="session")
+def fuzzing() -> Fuzzing:
+    """The same inputs every time, unless other or more of them are asked for."""
+    return Fuzzing(
+        seed=os.environ.get(FUZZ_SEED, "1"), factor=int(os.environ.get(FUZZ_FACTOR, "1"))
+    )
 
 
 @pytest.fixture(scope="session")

@@ -126,7 +126,8 @@ def test_settings_of_the_readme_are_all_there_are_with_their_defaults() -> None:
 def test_variables_named_in_a_document_exist(document: str) -> None:
     known = {f"{PREFIX}{name.upper()}" for kind in SETTINGS for name in kind.model_fields}
     known |= _variables_of_commands()
-    known |= {"TICKMIND_DATA"}  # where the tests find the traces
+    # Where the tests find the traces, and what the fuzzers try.
+    known |= {"TICKMIND_DATA", "TICKMIND_FUZZ_FACTOR", "TICKMIND_FUZZ_SEED"}
     known |= {f"{name}_FILE" for name in known}
     named = set(re.findall(r"TICKMIND_[A-Z_]*[A-Z]\b(?!\*|_\*)", (ROOT / document).read_text()))
     assert named <= known

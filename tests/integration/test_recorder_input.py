@@ -162,7 +162,8 @@ async def test_every_malformed_message_is_rejected_once_and_the_next_is_stored(
         b"[1, 2",
         b"null",
         b"[" * 100_000,
-        tick_body(_TALK | {"place": "界", "deep": json.loads("[" * 600 + "]" * 600)}),
+        b'{"world": "town-7", "tick": 1, "decisions": [{"deep": %s}]}'
+        % (b"[" * 5000 + b"]" * 5000),
         b"{}",
         tick_body(_MOVE, tick="1"),
         tick_body(_MOVE, world=[]),

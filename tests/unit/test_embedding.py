@@ -170,7 +170,7 @@ async def test_wider_vectors_are_cut_and_narrower_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"embedding_max_chars": 100, "embedding_overlap_chars": 51}, "overlap_chars"),
+        ({"embedding_max_chars": 100, "embedding_overlap_chars": 51}, "OVERLAP_CHARS"),
         ({"embedding_provider": "openai", "embedding_base_url": "host/v1"}, "_BASE_URL"),
         ({"embedding_provider": "openai", "embedding_base_url": "ftp://host/v1"}, "_BASE_URL"),
         ({"embedding_provider": "openai", "embedding_base_url": "https://"}, "_BASE_URL"),

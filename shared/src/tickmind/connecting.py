@@ -14,6 +14,7 @@ from aio_pika.connection import make_url
 from aiormq.exceptions import AMQPError
 
 from tickmind.errors import ConfigurationError, TransientError
+from tickmind.hosts import names_host
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
 from tickmind.topology import Queue
@@ -40,6 +41,11 @@ GOODBYE_S = 3.0
 #: Seconds between heartbeats: a dead peer is noticed within two of them.
 HEARTBEAT_S = 20
 
+#: What a URL may say to the driver in numbers; it takes anything else for 0: no heartbeats, say.
+_NUMBERS = ("heartbeat", "timeout", "interleave", "happy_eyeballs_delay", "reconnect_interval")
+#: 65535 is the highest heartbeat.
+_DIGITS = 6
+
 #: Longest wait to hand over a message that may be lost. RabbitMQ stops reading from publishers
 #: while it is short of memory or disk.
 HAND_OVER_S = 5.0
@@ -60,12 +66,17 @@ def url_for(settings: BrokerSettings, *, name: str) -> str:
     """
     try:
         url = make_url(settings.broker_url())
-        sound = bool(url.host)
+        sound = bool(url.host) and names_host(url.host or "")
     except ValueError:
         sound = False
     if not sound:  # said without the cause, which would print the password
         msg = "TICKMIND_AMQP_URL must look like amqp://user:password@host:5672/vhost"
         raise ConfigurationError(msg)
+    for parameter in _NUMBERS:
+        given = url.query.get(parameter, "0")
+        if not (given.isascii() and given.isdigit() and len(given) < _DIGITS):
+            msg = f"TICKMIND_AMQP_URL: {parameter} must be a number"
+            raise ConfigurationError(msg)
     options = {"heartbeat": str(HEARTBEAT_S), "name": f"tickmind-{name}"}
     return str(url.with_query({**options, **url.query}))
 

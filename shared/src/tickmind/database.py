@@ -25,6 +25,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from tickmind.errors import ConfigurationError, TransientError
+from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings, tls_context
 from tickmind.statement_spans import trace_statements
@@ -55,6 +56,8 @@ _LOOKUPS = {
     "enable_mergejoin": "off",
     "enable_seqscan": "off",
 }
+
+_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 
 #: A server that is there closes a connection within milliseconds.
 _GOODBYE_S = 2.0
@@ -138,6 +141,7 @@ def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
             msg = "TICKMIND_DATABASE_URL must begin with postgresql://"
             raise ConfigurationError(msg)
         url = url.set(drivername="postgresql+asyncpg")
+        _check(url)
     arguments: dict[str, Any] = {}
     query = dict(url.query)
     given_mode = query.pop("sslmode", mode)
@@ -154,6 +158,24 @@ def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
         given_mode = "disable"  # a Unix socket knows no TLS
     arguments["ssl"] = _tls(str(given_mode), given_ca)
     return url, arguments
+
+
+def _check(url: URL) -> None:
+    """What the driver would only tell when it connects, and not by its kind. Raises
+    ConfigurationError."""
+    if url.host and not names_host(url.host):
+        msg = "TICKMIND_DATABASE_URL names no host that there could be"
+        raise ConfigurationError(msg)
+    if url.port is not None and not 1 <= url.port <= 65535:
+        msg = "TICKMIND_DATABASE_URL: the port must be between 1 and 65535"
+        raise ConfigurationError(msg)
+    for name, value in url.query.items():
+        if not isinstance(value, str):
+            msg = f"TICKMIND_DATABASE_URL: {name} is there twice"
+            raise ConfigurationError(msg)
+    if url.query.get("sslmode", _SSL_MODES[0]) not in _SSL_MODES:
+        msg = f"TICKMIND_DATABASE_URL: sslmode must be one of {', '.join(_SSL_MODES)}"
+        raise ConfigurationError(msg)
 
 
 class Database:

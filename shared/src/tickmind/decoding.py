@@ -28,6 +28,7 @@ __all__ = [
     "DecodedTick",
     "Rejected",
     "alone",
+    "cleaned",
     "decode_recall",
     "decode_tick",
     "explain",
@@ -37,7 +38,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Input that breaks its contract. `body`: what to show and to retry, JSON where it was JSON."""
+    """Input that breaks its contract. `body`: what to show and to retry, JSON where it was JSON;
+    of a decision that decision alone, where that can be said, else its whole message."""
 
     reason: str
     detail: str
@@ -94,14 +96,8 @@ class _Cleaning:
         self.surrogates_replaced += cleaned.surrogates_replaced
         return cleaned.text
 
-    def tree(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.tree(item) for item in value]
-        if isinstance(value, dict):
-            return {self.text(key): self.tree(item) for key, item in value.items()}
-        return value
+    def leaf(self, value: Any) -> Any:
+        return self.text(value) if isinstance(value, str) else value
 
 
 def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
@@ -121,7 +117,7 @@ def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
         value = _DECODER.decode(text.removeprefix("\ufeff"))
         # Strict UTF-8 holds no surrogate: only an escape, or a raw NUL, can bring in either.
         if "\\u" in text or "\x00" in text:
-            return (cleaning or _Cleaning()).tree(value)
+            return _with_leaves(value, (cleaning or _Cleaning()).leaf)
     except RecursionError as exc:
         raise InvalidMessage(_TOO_DEEP) from exc
     except json.JSONDecodeError as exc:
@@ -133,26 +129,62 @@ def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
     return value
 
 
+# Not by recursion: a value that Python's parser took must not cost its neighbours anything for
+# being nested so deeply that our own functions give up.
+
+
+def _with_leaves(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The value with all that is no list or object, names of fields too, as `leaf` makes it.
+
+    Lists and objects are changed where they stand.
+    """
+    top = [value]
+    waiting: list[Any] = [top]
+    while waiting:
+        holder = waiting.pop()
+        if isinstance(holder, list):
+            for place, item in enumerate(holder):
+                if isinstance(item, list | dict):
+                    waiting.append(item)
+                else:
+                    holder[place] = leaf(item)
+            continue
+        items = list(holder.items())
+        holder.clear()
+        for key, item in items:
+            if isinstance(item, list | dict):
+                waiting.append(item)
+                holder[leaf(key)] = item
+            else:
+                holder[leaf(key)] = leaf(item)
+    return top[0]
+
+
+def cleaned(value: Any) -> Any:
+    """A value of JSON, changed where it stands: NUL removed and lone surrogates replaced."""
+    return _with_leaves(value, _Cleaning().leaf)
+
+
 def _holds_no_number(value: Any) -> bool:
-    if value is _NOT_A_NUMBER:
-        return True
-    if isinstance(value, list):
-        return any(_holds_no_number(item) for item in value)
-    if isinstance(value, dict):
-        return any(_holds_no_number(item) for item in value.values())
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if item is _NOT_A_NUMBER:
+            return True
+        if isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += item.values()
     return False
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can say it again: what is no number becomes a word that says so."""
+    """A leaf as JSON can say it again. What is no number says so in a form that no field takes: as
+    a word it would be a text, and be taken for one when the reject is published again."""
     if value is _NOT_A_NUMBER:
-        return "NaN"
+        return {"not_a_number": "NaN"}
     if isinstance(value, float) and not math.isfinite(value):  # 1e999 is JSON, and too large
-        return "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {"not_a_number": "Infinity" if value > 0 else "-Infinity"}
     return value
 
 
@@ -175,13 +207,6 @@ def _check(validate: Callable[[Any], _Model], value: Any) -> _Model:
 
 def decode_tick(body: bytes) -> DecodedTick:
     """Check a tick.ended body. Raises InvalidMessage where the message as a whole is unusable."""
-    try:
-        return _decode_tick(body)
-    except RecursionError as exc:  # looking for NaN in it, or saying it again
-        raise InvalidMessage(_TOO_DEEP) from exc
-
-
-def _decode_tick(body: bytes) -> DecodedTick:
     cleaning = _Cleaning()
     value = parse_json(body, cleaning)
     envelope = _check(TickEnvelope.model_validate, value)
@@ -201,7 +226,7 @@ def _decode_tick(body: bytes) -> DecodedTick:
             decisions.append(_check(_DECISION.validate_python, raw))
         except InvalidMessage as exc:
             rejected.append(
-                Rejected(reason=exc.reason, detail=str(exc), body=_alone(envelope, raw))
+                Rejected(reason=exc.reason, detail=str(exc), body=_alone(envelope, raw) or body)
             )
     return _decoded(envelope, decisions, rejected, cleaning)
 
@@ -223,15 +248,19 @@ def _decoded(
     )
 
 
-def _alone(envelope: TickEnvelope, raw: Any) -> bytes:
-    """The one decision as a message of its own, ready to be mended and published again."""
+def _alone(envelope: TickEnvelope, raw: Any) -> bytes | None:
+    """The one decision as a message of its own, ready to be mended and published again. None: it
+    is nested so deeply that it can be read, and not be said again."""
     message = {
         "world": envelope.world,
         "tick": envelope.tick,
         "time": envelope.time.isoformat() if envelope.time else None,
-        "decisions": [_plain(raw)],
+        "decisions": [_with_leaves(raw, _plain)],
     }
-    return json.dumps(message, ensure_ascii=False).encode()
+    try:
+        return json.dumps(message, ensure_ascii=False).encode()
+    except RecursionError:
+        return None
 
 
 def alone(tick: DecodedTick, decision: Decision) -> bytes:

@@ -34,6 +34,9 @@ class _Loader(yaml.SafeLoader):
     false), each once, and whose dates are text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if not isinstance(node, yaml.MappingNode):  # by a tag: !!map [a]
+            msg = "no mapping stands here"
+            raise yaml.constructor.ConstructorError(None, None, msg, node.start_mark)
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -88,8 +91,10 @@ def load(text: str, source: str) -> tuple[yaml.Node | None, Any]:
     except RecursionError as exc:
         msg = f"{source}: nested too deeply to be read"
         raise ConfigurationError(msg) from exc
-    except ValueError as exc:  # what looks like a number and is none, such as 0b_
-        msg = f"{source}: not YAML: {exc}"
+    except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as exc:
+        # What looks like a number and is none, such as 0b_, or has a tag that it does not fit,
+        # such as !!int "" or !!timestamp soon, for which PyYAML raises what comes.
+        msg = f"{source}: not YAML: a value is none of its kind ({type(exc).__name__}: {exc})"
         raise ConfigurationError(msg) from exc
 
 
@@ -118,5 +123,6 @@ def read(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        msg = f"cannot read the {what} file {path}: {exc}"
+        told = exc.strerror if isinstance(exc, OSError) else exc  # which does not repeat the path
+        msg = f"cannot read the {what} file {path}: {told}"
         raise ConfigurationError(msg) from exc

@@ -12,7 +12,7 @@ import numpy as np
 from tickmind.caps import RequestCaps
 from tickmind.clean import is_blank
 from tickmind.embedding_api import CallFailed, OpenAIProvider, Reply, Unmetered, Vectors
-from tickmind.errors import ParameterRefused, TextRefused
+from tickmind.errors import ConfigurationError, ParameterRefused, TextRefused
 from tickmind.hashed import hash_embed_many
 from tickmind.pieces import estimate_tokens, fit, pool, split
 from tickmind.serving import space_of
@@ -104,7 +104,12 @@ class Embedder:
         spare = settings.embedding_max_text_tokens - max(map(estimate_tokens, prefixes))
         self._max_text_tokens = max(1, spare) if settings.embedding_max_text_tokens else 0
         self._overlap_chars = settings.embedding_overlap_chars
-        self.inputs_of("")  # bounds that make no pieces are told now
+        if self._overlap_chars > self._max_chars // 2:
+            msg = (
+                f"TICKMIND_EMBEDDING_OVERLAP_CHARS is {self._overlap_chars}: at most half of"
+                f" TICKMIND_EMBEDDING_MAX_CHARS ({self._max_chars}) makes pieces"
+            )
+            raise ConfigurationError(msg)
         self._provider = provider or provider_of(settings)
 
     async def __aenter__(self) -> Self:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from opentelemetry.trace import Span
 from pydantic_core import from_json
 
+from tickmind.bounded_answers import BoundedClient, most_bytes
 from tickmind.errors import (
     ConfigurationError,
     EmbeddingFailed,
@@ -38,6 +39,9 @@ __all__ = ["CallFailed", "OpenAIProvider", "Reply", "Unmetered", "Vectors", "rea
 _logger = logging.getLogger("tickmind.embedding")
 
 Vectors = NDArray[np.float32]
+
+#: More than any request holds: what says more has not counted.
+_MOST_TOKENS = 2**31 - 1
 
 #: Longest wait for a sign of life: a readiness probe gives up after a few seconds.
 _REACHABLE_S = 2.0
@@ -91,6 +95,7 @@ class OpenAIProvider(Unmetered):
             base_url=settings.embedding_base_url,
             max_retries=0,
             timeout=settings.embedding_timeout_s,
+            http_client=BoundedClient(most=most_bytes(settings.embedding_max_inputs)),
         )
         self._body: dict[str, Any] = {"model": settings.embedding_model}
         if settings.embedding_encoding_format != "omit":
@@ -197,7 +202,7 @@ def _usage(reply: Any) -> int | None:
         return None
     for name in ("total_tokens", "prompt_tokens"):
         tokens = usage.get(name)
-        if type(tokens) is int and tokens > 0:
+        if type(tokens) is int and 0 < tokens <= _MOST_TOKENS:
             return tokens
     return None
 

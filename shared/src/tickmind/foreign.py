@@ -8,7 +8,7 @@ ends, the message is delivered again, and so on for ever, with all others behind
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from pamqp import decode
 
@@ -29,8 +29,31 @@ def read_foreign_properties() -> None:
     decode.METHODS["shortstr"] = _short_string
 
 
+class _Foreign(str):
+    """A short string that is not UTF-8: with marks for what cannot be read, and, said again to the
+    broker (a correlation id of 16 random bytes), as it came."""
+
+    __slots__ = ("_raw",)
+    _raw: bytes
+
+    def __new__(cls, raw: bytes) -> Self:
+        text = super().__new__(cls, raw.decode(errors="replace"))
+        text._raw = raw
+        return text
+
+    def __str__(self) -> str:  # aio-pika makes strings of strings
+        return self
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        return self._raw
+
+
 def _short_string(value: bytes) -> tuple[int, str]:
-    return value[0] + 1, value[1 : value[0] + 1].decode(errors="replace")
+    raw = value[1 : value[0] + 1]
+    try:
+        return value[0] + 1, raw.decode()
+    except UnicodeDecodeError:
+        return value[0] + 1, _Foreign(raw)
 
 
 def _length(table: bytes) -> int:

@@ -39,17 +39,17 @@ _PASSING = (408, 409, 425)
 # allowed batch size 32", "batch size is invalid, it should not be larger than 10", "array too
 # long. Expected an array with maximum length 2048".
 _INPUT_CAPS = (
-    re.compile(r"at most (\d+) (?:requests?|inputs?|texts?|items?|documents?|elements?)", re.I),
+    re.compile(r"at most (\d{1,9}) (?:requests?|inputs?|texts?|items?|documents?|elements?)", re.I),
     re.compile(
         r"(?:maximum|max|limit)(?: allowed)?(?: batch size| number of inputs| inputs?)?"
-        r"(?: is| of|:)? ?(\d+)(?= ?(?:requests?|inputs?|texts?|items?|documents?|$|\.|,|\)))",
+        r"(?: is| of|:)? ?(\d{1,9})(?= ?(?:requests?|inputs?|texts?|items?|documents?|$|\.|,|\)))",
         re.I,
     ),
     re.compile(
-        r"(?:no|not)(?: be)? (?:more|larger|greater) than (\d+)\b(?! ?(?:tokens?|char|bytes?))",
+        r"(?:no|not)(?: be)? (?:more|larger|greater) than (\d{1,9})\b(?! ?(?:tokens?|char|bytes?))",
         re.I,
     ),
-    re.compile(r"array (?:too long|length).{0,60}?(\d+)", re.I),
+    re.compile(r"array (?:too long|length).{0,60}?(\d{1,9})", re.I),
 )
 
 # "This model does not support specifying dimensions", "Unsupported value of 'encoding_format'",
@@ -101,7 +101,8 @@ def _date(value: str | None) -> datetime | None:
     """An HTTP date; None for anything else."""
     try:
         date = parsedate_to_datetime(value or "")
-    except ValueError:
+    except (ValueError, OverflowError, LookupError, TypeError):
+        # Years and offsets beyond what a date can hold; and the parser stumbles over some texts.
         return None
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
@@ -21,10 +23,12 @@ from pydantic_settings import (
 )
 
 from tickmind.errors import ConfigurationError
+from tickmind.hosts import Host, HostOrSocket
 from tickmind.limits import Limit, parse_limits
 from tickmind.profiles import ANY_SERVER, PROFILES
 
 __all__ = [
+    "MOST",
     "PREFIX",
     "BrokerSettings",
     "DatabaseSettings",
@@ -32,11 +36,15 @@ __all__ = [
     "HealthSettings",
     "Settings",
     "load",
+    "naming",
 ]
 
 PREFIX = "TICKMIND_"
 _DEFAULT_PROFILE = "gemini-embedding-001"
 _PROFILE = PROFILES[_DEFAULT_PROFILE]
+
+#: Beyond any number that makes sense here, and within what PostgreSQL's integer holds.
+MOST = 2**31 - 1
 
 
 class _FilesSource(PydanticBaseSettingsSource):
@@ -74,6 +82,19 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _utf8(cls, value: Any) -> Any:
+        """What of an environment is not UTF-8 comes as lone surrogates, which nothing can send."""
+        given = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if isinstance(given, str) and not given.isascii():
+            try:
+                given.encode()
+            except UnicodeEncodeError:
+                msg = "is not UTF-8"
+                raise ValueError(msg) from None
+        return value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -92,7 +113,9 @@ class DatabaseSettings(Settings):
     database_url: SecretStr | None = Field(
         None, description="postgresql://user:password@host:5432/name?sslmode=...; or the parts"
     )
-    database_host: str = Field("localhost", description="host name, address or socket directory")
+    database_host: HostOrSocket = Field(
+        "localhost", description="host name, address or socket directory"
+    )
     database_port: Annotated[int, Field(ge=1, le=65535)] = 5432
     database_user: str = "tickmind"
     database_password: SecretStr | None = None
@@ -104,7 +127,7 @@ class DatabaseSettings(Settings):
     database_pool_size: Annotated[int, Field(ge=1, le=1000)] = Field(
         5, description="connections this process keeps"
     )
-    database_pool_timeout_s: Annotated[float, Field(gt=0)] = Field(
+    database_pool_timeout_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         5.0, description="longest wait for a free connection"
     )
     database_pgbouncer: bool = Field(
@@ -118,7 +141,7 @@ class BrokerSettings(Settings):
     amqp_url: SecretStr | None = Field(
         None, description="amqp(s)://user:password@host:5672/vhost; or the parts"
     )
-    amqp_host: str = "localhost"
+    amqp_host: Host = "localhost"
     amqp_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
         None, description="default 5672, with TLS 5671"
     )
@@ -201,21 +224,21 @@ class EmbeddingSettings(Settings):
     embedding_max_inputs: Annotated[int, Field(ge=1, le=2048)] = Field(
         _PROFILE.max_inputs, description="most texts in one request"
     )
-    embedding_max_tokens: Annotated[int, Field(ge=0)] = Field(
+    embedding_max_tokens: Annotated[int, Field(ge=0, le=MOST)] = Field(
         _PROFILE.max_tokens, description="most tokens in one request; 0: no such limit"
     )
-    embedding_max_bytes: Annotated[int, Field(ge=0)] = Field(
+    embedding_max_bytes: Annotated[int, Field(ge=0, le=MOST)] = Field(
         _PROFILE.max_bytes, description="most bytes in one request; 0: no such limit"
     )
-    embedding_max_chars: Annotated[int, Field(ge=16)] = Field(
+    embedding_max_chars: Annotated[int, Field(ge=16, le=MOST)] = Field(
         _PROFILE.max_chars,
         description="longer texts are embedded in overlapping pieces of this many characters",
     )
-    embedding_max_text_tokens: Annotated[int, Field(ge=0)] = Field(
+    embedding_max_text_tokens: Annotated[int, Field(ge=0, le=MOST)] = Field(
         _PROFILE.max_text_tokens,
         description="a piece has at most this many tokens, as estimated; 0: no such limit",
     )
-    embedding_overlap_chars: Annotated[int, Field(ge=0)] = 200
+    embedding_overlap_chars: Annotated[int, Field(ge=0, le=MOST)] = 200
     embedding_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
     embedding_limits: str = Field(
         _PROFILE.limits,
@@ -225,7 +248,7 @@ class EmbeddingSettings(Settings):
         "",
         description="name of the budget replicas share; none: the endpoint's host and the model",
     )
-    embedding_price: Annotated[float, Field(ge=0)] = Field(
+    embedding_price: Annotated[float, Field(ge=0, le=1e9)] = Field(
         _PROFILE.price, description="US dollars per million tokens"
     )
 
@@ -241,8 +264,8 @@ class EmbeddingSettings(Settings):
         implied = ANY_SERVER if "embedding_base_url" in given else _DEFAULT_PROFILE
         name = given.get("embedding_profile", implied)
         if name not in PROFILES:
-            msg = f"TICKMIND_EMBEDDING_PROFILE: there is no {name!r}, but {', '.join(PROFILES)}"
-            raise ConfigurationError(msg)
+            msg = f"TICKMIND_EMBEDDING_PROFILE: there is no {str(name)[:40]!r}, but"
+            raise ConfigurationError(f"{msg} {', '.join(PROFILES)}")
         return {**PROFILES[name].settings(), **given, "embedding_profile": name}
 
     @field_validator("embedding_limits")
@@ -274,13 +297,22 @@ class EmbeddingSettings(Settings):
 class HealthSettings(Settings):
     """Where /livez, /readyz and /metrics are served."""
 
-    health_host: str = "0.0.0.0"
+    health_host: Host = "0.0.0.0"
     health_port: Annotated[int, Field(ge=0, le=65535)] = Field(8080, description="0: any free one")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 
 
 S = TypeVar("S", bound=Settings)
+
+
+@contextmanager
+def naming(variable: str) -> Iterator[None]:
+    """What is wrong in the block is wrong with what this variable names."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{variable}: {exc}") from exc
 
 
 def load(settings: type[S], **overrides: Any) -> S:

@@ -6,7 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tickmind.settings import BrokerSettings, DatabaseSettings, EmbeddingSettings, HealthSettings
+from tickmind.settings import (
+    MOST,
+    BrokerSettings,
+    DatabaseSettings,
+    EmbeddingSettings,
+    HealthSettings,
+)
 
 __all__ = ["EmbedderSettings"]
 
@@ -26,11 +32,11 @@ class EmbedderSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Heal
     embedder_sweep_s: Annotated[float, Field(gt=0, le=600)] = Field(
         2.0, description="pending texts are looked for this often, hints or none"
     )
-    embedder_collect_s: Annotated[float, Field(ge=0)] = Field(
+    embedder_collect_s: Annotated[float, Field(ge=0, le=MOST)] = Field(
         3600.0, description="when idle, vectors no memory uses are deleted this often; 0: never"
     )
     embedder_listen: bool = Field(True, description="false: no hints from the broker, sweep only")
-    embedder_signatures_from: Annotated[int, Field(ge=0)] = Field(
+    embedder_signatures_from: Annotated[int, Field(ge=0, le=MOST)] = Field(
         8192,
         description="distinct vectors from which a space is given signatures, in the background;"
         " 0: only by `tickmind space reindex`",

@@ -26,6 +26,7 @@ from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, FireAndForget
 from tickmind.database import Database
 from tickmind.policy import default_policy, load_policy
 from tickmind.service import App
+from tickmind.settings import naming
 from tickmind.telemetry import outgoing_headers, read_headers
 from tickmind.tracing import SpanKind, messaging, span
 from tickmind.vitals import queue_watch, tell_vitals
@@ -46,11 +47,12 @@ _PUBLISHES = messaging("send", _HINTS)
 
 def create_app(settings: RecorderSettings) -> App:
     """Wire the recorder. Raises ConfigurationError; connects to nothing yet."""
-    policy = (
-        load_policy(settings.recorder_policy_file)
-        if settings.recorder_policy_file
-        else default_policy()
-    )
+    with naming("TICKMIND_RECORDER_POLICY_FILE"):
+        policy = (
+            load_policy(settings.recorder_policy_file)
+            if settings.recorder_policy_file
+            else default_policy()
+        )
     registry = CollectorRegistry()
     database = Database(settings, application="tickmind-recorder", vectors=False)
     tell_vitals(registry, database)

@@ -29,6 +29,7 @@ from tickmind.measured import CallMeters
 from tickmind.messages import RecallReply
 from tickmind.metering import begin_at_zero
 from tickmind.service import App
+from tickmind.settings import naming
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind.tracing import SpanKind, messaging, span
 from tickmind.vitals import queue_watch, tell_vitals
@@ -75,13 +76,15 @@ def create_app(settings: RetrieverSettings) -> App:
         registry=registry,
     ).set_function(lambda: float(spaces.refusing))
     metrics = Metrics(registry)
+    with naming("TICKMIND_RETRIEVER_RANKING_FILE"):
+        ranking = load_ranking(
+            settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
+        )
     handler = Handler(
         database,
         spaces,
         metrics,
-        ranking=load_ranking(
-            settings.retriever_ranking_file, half_life_ticks=settings.retriever_half_life_ticks
-        ),
+        ranking=ranking,
         reserve_s=settings.retriever_reserve_ms / 1000,
         parallel=max(1, settings.database_pool_size - 1),
         signatures_from=settings.retriever_signatures_from,

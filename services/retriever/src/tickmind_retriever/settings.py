@@ -7,7 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tickmind.settings import BrokerSettings, DatabaseSettings, EmbeddingSettings, HealthSettings
+from tickmind.settings import (
+    MOST,
+    BrokerSettings,
+    DatabaseSettings,
+    EmbeddingSettings,
+    HealthSettings,
+)
 from tickmind.store.recall_signature import PAYS_FROM
 
 __all__ = ["RetrieverSettings"]
@@ -34,11 +40,11 @@ class RetrieverSettings(DatabaseSettings, BrokerSettings, EmbeddingSettings, Hea
     retriever_gather_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
         3, description="how long an observation waits for others to share its embedding call"
     )
-    retriever_signatures_from: Annotated[int, Field(ge=0)] = Field(
+    retriever_signatures_from: Annotated[int, Field(ge=0, le=MOST)] = Field(
         PAYS_FROM,
         description="an agent of so many memories is ranked by signatures first; 0: none is",
     )
-    retriever_audit_one_in: Annotated[int, Field(ge=0)] = Field(
+    retriever_audit_one_in: Annotated[int, Field(ge=0, le=MOST)] = Field(
         100,
         description="of recalls ranked by signatures one in so many is checked against the exact"
         " ranking, when idle; 0: none is",

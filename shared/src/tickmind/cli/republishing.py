@@ -15,7 +15,13 @@ from tickmind.connecting import declare
 from tickmind.settings import BrokerSettings
 from tickmind.store.inspection import RejectedInput
 from tickmind.telemetry import outgoing_headers
-from tickmind.topology import EVENTS, RECORDER_QUEUE, TICK_ENDED_PREFIX, tick_ended_key
+from tickmind.topology import (
+    EVENTS,
+    MAX_KEY_BYTES,
+    RECORDER_QUEUE,
+    TICK_ENDED_PREFIX,
+    tick_ended_key,
+)
 
 __all__ = ["republishing"]
 
@@ -54,7 +60,9 @@ async def republishing(
 
 
 def _key(row: RejectedInput) -> str:
-    """The key it came with, where that leads to the recorder; its own queue's name does not."""
-    if row.routing_key.startswith(TICK_ENDED_PREFIX):
-        return row.routing_key
+    """The key it came with, where that leads to the recorder; its own queue's name does not, and
+    one with marks for what was no UTF-8 may have become too long."""
+    key = row.routing_key
+    if key.startswith(TICK_ENDED_PREFIX) and len(key.encode()) <= MAX_KEY_BYTES:
+        return key
     return tick_ended_key(row.world or "unknown")

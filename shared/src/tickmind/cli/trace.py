@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tickmind.decoding import decode_tick, explain
+from tickmind.decoding import cleaned, decode_tick, explain
 from tickmind.errors import ConfigurationError, InvalidMessage
 from tickmind.messages import Decision, TickEnvelope
 
@@ -111,8 +111,10 @@ def check(number: int, line: bytes) -> Line:
 
     try:
         text = line.decode().removeprefix("\ufeff")
-        # As the recorder reads it: a raw control character inside a string is cleaned there.
+        # As the recorder reads it: a name of NUL alone is empty, and what is sent says so, too.
         value = json.loads(text, parse_constant=constant, strict=False)
+        if "\\u" in text or "\x00" in text:
+            value = cleaned(value)
         if not isinstance(value, dict):
             return Line(number=number, fault=_NO_OBJECT)
         envelope = TickEnvelope.model_validate(value)
