@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -48,6 +49,9 @@ from tickmind.policy import default_policy
 from tickmind.settings import BrokerSettings, DatabaseSettings
 
 __all__ = ["WORLDS", "Doors", "Scenario", "Town", "town"]
+
+#: `--log-cli-level=info` tells what happens while it does.
+_logger = logging.getLogger("chaos")
 
 #: Words that no trace has, since they mark whose memory a text is.
 WORLDS = ("rivertown", "hilltown")
@@ -126,12 +130,14 @@ class Town:
     @asynccontextmanager
     async def fault(self, name: str) -> AsyncIterator[None]:
         """Something is broken until the block ends; several may be at once."""
+        _logger.info("fault: %s", name)
         self.faults.append(name)
         self._breaking += 1
         await self._stop_recovering()  # it counts from the end of the last of them
         try:
             yield
         finally:
+            _logger.info("over: %s", name)
             self._breaking -= 1
             if not self._breaking:
                 self._recovering = asyncio.create_task(self._recover())
@@ -178,6 +184,7 @@ class Town:
             msg = f"{waited_for} not back {RECOVERY_MOST_S:g} s after {self.faults[-1]}: {left}"
             raise AssertionError(msg) from None
         self.recoveries.append(loop.time() - began_s)
+        _logger.info("recovered in %.2f s", self.recoveries[-1])
 
     async def _until_settled(self, ticks: Mapping[str, set[int]]) -> None:
         while True:

@@ -126,8 +126,9 @@ def test_settings_of_the_readme_are_all_there_are_with_their_defaults() -> None:
 def test_variables_named_in_a_document_exist(document: str) -> None:
     known = {f"{PREFIX}{name.upper()}" for kind in SETTINGS for name in kind.model_fields}
     known |= _variables_of_commands()
-    # Where the tests find the traces, and what the fuzzers try.
+    # Where the tests find the traces, what the fuzzers try, what the chaos suite is told.
     known |= {"TICKMIND_DATA", "TICKMIND_FUZZ_FACTOR", "TICKMIND_FUZZ_SEED"}
+    known |= {"TICKMIND_CHAOS_JSON", "TICKMIND_CHAOS_SEED"}
     known |= {f"{name}_FILE" for name in known}
     named = set(re.findall(r"TICKMIND_[A-Z_]*[A-Z]\b(?!\*|_\*)", (ROOT / document).read_text()))
     assert named <= known
