@@ -66,8 +66,7 @@ async def test_database_read_only(stack: Stack, scenario: Scenario) -> None:
         async with running.fault("database read-only"), database_read_only(stack.postgres):
             for service in ("recorder", "embedder"):
                 for replica in running.fleet.replicas[service]:
-                    told = await until_unready(replica, "store")
-                    assert "read-only" in told["store"]
+                    await until_unready(replica, "store", saying="read-only")
             asked = len(running.ledger.recalls)
             await running.lived(10)
             recalls = running.ledger.recalls[asked:]
@@ -99,8 +98,7 @@ async def test_database_failed_over(
                 await pair.lose_primary()
                 for service in ("recorder", "embedder"):
                     for replica in running.fleet.replicas[service]:
-                        told = await until_unready(replica, "store")
-                        assert "read-only" in told["store"]
+                        await until_unready(replica, "store", saying="read-only")
                 asked = len(running.ledger.recalls)
                 await running.lived(5)
                 assert any(recall.known for recall in running.ledger.recalls[asked:])
@@ -153,8 +151,7 @@ async def test_disk_full(stack: Stack, scenario: Scenario) -> None:
                 await running.lived(3)
                 async with running.fault("disk full"), disk_full(disk):
                     for replica in running.fleet.replicas["recorder"]:
-                        told = await until_unready(replica, "store")
-                        assert "No space left on device" in told["store"]
+                        await until_unready(replica, "store", saying="No space left on device")
                     await running.lived(5)
                 await running.recovered()
                 await until_all_ready(running.fleet)
