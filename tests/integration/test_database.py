@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -14,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tests.proxy import door
 from tests.recording import count
+from tickmind import database as module
 from tickmind.database import Database, DatabaseUnavailable
 from tickmind.local.postgres import LocalPostgres
 from tickmind.settings import DatabaseSettings
@@ -143,6 +145,30 @@ async def test_a_session_stuck_on_a_read_only_node_is_left_behind(
 
     async with database.reading() as session:
         assert (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one() != stuck
+    await database.dispose()
+
+
+async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
+    database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between connecting and the first statement a connection learns its types."""
+    register = module.register_vector
+
+    async def lost(connection: Any, schema: str) -> None:
+        connection.terminate()
+        await register(connection, schema=schema)
+
+    monkeypatch.setattr(module, "register_vector", lost)
+    database = _pool(database_settings, database_pool_size=1)
+
+    with pytest.raises(DatabaseUnavailable):
+        await _insert(database, "a")
+    told = await database.check()
+    monkeypatch.setattr(module, "register_vector", register)
+    await _insert(database, "a")
+
+    assert told is not None
+    assert "connection" in told
     await database.dispose()
 
 

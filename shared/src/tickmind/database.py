@@ -56,6 +56,10 @@ _LOOKUPS = {
     "enable_seqscan": "off",
 }
 
+#: What the driver raises by itself where SQLAlchemy does not stand between: while a connection that
+#: was just opened learns its types.
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
+
 #: A server that is there closes a connection within milliseconds.
 _GOODBYE_S = 2.0
 
@@ -99,6 +103,8 @@ def is_transient(exc: BaseException) -> bool:
     code = sqlstate(exc)
     if code is not None:
         return code.startswith(_TRANSIENT_CLASSES) or code in _TRANSIENT_CODES
+    if isinstance(exc, asyncpg.InterfaceError):
+        return not isinstance(exc, asyncpg.DataError)
     if not isinstance(exc, DBAPIError):
         return False
     if isinstance(exc.orig.__cause__ if exc.orig else None, asyncpg.DataError):
@@ -226,7 +232,7 @@ class Database:
         try:
             async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
                 yield session
-        except (SQLAlchemyError, OSError, TimeoutError) as exc:
+        except (*_DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):
                 msg = f"PostgreSQL is not able to serve this now ({_brief(exc)})"
                 raise DatabaseUnavailable(msg) from exc
@@ -240,7 +246,10 @@ class Database:
                 return await connection.run_sync(schema_fault)
         except DatabaseUnavailable as exc:
             return str(exc)
-        except DBAPIError as exc:  # a right that is missing, say: for a person to mend
+        except (
+            *_DRIVER_ERRORS,
+            DBAPIError,
+        ) as exc:  # a right that is missing, say: for a person to mend
             return f"PostgreSQL does not answer as it should ({_brief(exc)})"
 
     async def dispose(self) -> None:
