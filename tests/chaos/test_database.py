@@ -14,6 +14,7 @@ from tests.chaos.broken_database import (
     table_locked,
 )
 from tests.chaos.failover import PairedStack, running_pair
+from tests.chaos.load import Pace
 from tests.chaos.readiness import (
     faults_of,
     until_all_ready,
@@ -46,7 +47,8 @@ async def test_database_restarted_and_crashed(stack: Stack, scenario: Scenario) 
 async def test_database_away_for_a_minute(stack: Stack, scenario: Scenario) -> None:
     """case 46: everybody is unready for the database, alive, and nobody ends; publishing goes on
     being confirmed, since the broker keeps the ticks."""
-    async with town(stack, scenario) as running:
+    # What a minute leaves behind is to be worked off within the time that recovery may take.
+    async with town(stack, scenario, pace=Pace(ticks_per_s=2)) as running:
         await running.lived(3)
         async with running.fault("database away"), database_stopped(stack.postgres):
             confirmed = running.ledger.deliveries

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tests.proxy import door
-from tests.recording import count
+from tests.recording import count, database_behind
 from tickmind import database as module
 from tickmind.database import Database, DatabaseUnavailable
 from tickmind.local.postgres import LocalPostgres
@@ -170,6 +170,27 @@ async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
     assert told is not None
     assert "connection" in told
     await database.dispose()
+
+
+async def test_what_is_distrusted_is_connected_anew(
+    database: Database, postgres: LocalPostgres
+) -> None:
+    """Connections that died in silence are given up together, not waited for one by one."""
+    async with door(postgres.socket_dir / _SOCKET) as opened:
+        through = _pool(database_behind(opened, database), database_pool_size=3)
+        async with through.reading() as one, through.reading() as two, through.reading() as three:
+            for session in (one, two, three):
+                await session.execute(text("SELECT 1"))
+        opened.hold(newcomers=False)
+
+        through.distrust()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(_insert(through, name) for name in "abc"))
+
+        assert opened.visits == 6
+        await through.dispose()
+        await opened.cut()
+    assert await count(database, "world") == 3
 
 
 async def test_a_full_pool_is_waited_for_no_longer_than_told(

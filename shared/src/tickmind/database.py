@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -71,12 +72,14 @@ class DatabaseUnavailable(TransientError):
 
 
 @asynccontextmanager
-async def ended_within(most_s: float) -> AsyncIterator[None]:
-    """What takes longer, on a connection that died in silence maybe, is DatabaseUnavailable."""
+async def ended_within(most_s: float, database: Database) -> AsyncIterator[None]:
+    """What takes longer, on a connection that died in silence maybe, is DatabaseUnavailable; the
+    others that are as old are given up with it."""
     try:
         async with asyncio.timeout(most_s):
             yield
     except TimeoutError as exc:
+        database.distrust()
         msg = f"PostgreSQL did not answer within {most_s:g} s"
         raise DatabaseUnavailable(msg) from exc
 
@@ -251,6 +254,13 @@ class Database:
             DBAPIError,
         ) as exc:  # a right that is missing, say: for a person to mend
             return f"PostgreSQL does not answer as it should ({_brief(exc)})"
+
+    def distrust(self) -> None:
+        """Something did not answer: what was connected before now is connected anew before it is
+        used, or each dead connection of a pool would be waited for in turn."""
+        # As SQLAlchemy itself invalidates a pool, which it does only where the driver tells of a
+        # loss (Pool._invalidate).
+        self.engine.sync_engine.pool._invalidate_time = time.time()
 
     async def dispose(self) -> None:
         """Close what is idle. One that takes no leave (a connection that died in silence) is
