@@ -34,11 +34,14 @@ async def faults_of(replica: Replica) -> dict[str, str]:
     return faults
 
 
-async def until_unready(replica: Replica, *parts: str) -> dict[str, str]:
-    """Wait until a replica's /readyz names one of `parts`, and no other; what it says."""
+async def until_unready(replica: Replica, *parts: str, saying: str = "") -> dict[str, str]:
+    """Wait until a replica's /readyz names one of `parts`, and no other, with these words; what it
+    says."""
     return await eventually(
         lambda: faults_of(replica),
-        lambda faults: bool(faults) and set(faults) <= set(parts),
+        lambda faults: (
+            bool(faults) and set(faults) <= set(parts) and saying in " ".join(faults.values())
+        ),
         what=f"{replica} unready for {' or '.join(parts)} alone",
         timeout_s=_SHOWS_S,
     )

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -13,7 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tests.proxy import door
-from tests.recording import count
+from tests.recording import count, database_behind
+from tickmind import database as module
 from tickmind.database import Database, DatabaseUnavailable
 from tickmind.local.postgres import LocalPostgres
 from tickmind.settings import DatabaseSettings
@@ -144,6 +146,51 @@ async def test_a_session_stuck_on_a_read_only_node_is_left_behind(
     async with database.reading() as session:
         assert (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one() != stuck
     await database.dispose()
+
+
+async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
+    database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between connecting and the first statement a connection learns its types."""
+    register = module.register_vector
+
+    async def lost(connection: Any, schema: str) -> None:
+        connection.terminate()
+        await register(connection, schema=schema)
+
+    monkeypatch.setattr(module, "register_vector", lost)
+    database = _pool(database_settings, database_pool_size=1)
+
+    with pytest.raises(DatabaseUnavailable):
+        await _insert(database, "a")
+    told = await database.check()
+    monkeypatch.setattr(module, "register_vector", register)
+    await _insert(database, "a")
+
+    assert told is not None
+    assert "connection" in told
+    await database.dispose()
+
+
+async def test_what_is_distrusted_is_connected_anew(
+    database: Database, postgres: LocalPostgres
+) -> None:
+    """Connections that died in silence are given up together, not waited for one by one."""
+    async with door(postgres.socket_dir / _SOCKET) as opened:
+        through = _pool(database_behind(opened, database), database_pool_size=3)
+        async with through.reading() as one, through.reading() as two, through.reading() as three:
+            for session in (one, two, three):
+                await session.execute(text("SELECT 1"))
+        opened.hold(newcomers=False)
+
+        through.distrust()
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(_insert(through, name) for name in "abc"))
+
+        assert opened.visits == 6
+        await through.dispose()
+        await opened.cut()
+    assert await count(database, "world") == 3
 
 
 async def test_a_full_pool_is_waited_for_no_longer_than_told(

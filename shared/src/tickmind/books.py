@@ -40,7 +40,7 @@ _FIRST_DEVIATION = 0.1
 @asynccontextmanager
 async def writing(database: Database) -> AsyncIterator[AsyncSession]:
     """As `Database.writing`, for a transaction on the budget."""
-    async with ended_within(_MOST_S), database.writing() as session:
+    async with ended_within(_MOST_S, database), database.writing() as session:
         yield session
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,6 +60,10 @@ _LOOKUPS = {
 
 _SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
 
+#: What the driver raises by itself where SQLAlchemy does not stand between: while a connection that
+#: was just opened learns its types.
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
+
 #: A server that is there closes a connection within milliseconds.
 _GOODBYE_S = 2.0
 
@@ -70,12 +75,14 @@ class DatabaseUnavailable(TransientError):
 
 
 @asynccontextmanager
-async def ended_within(most_s: float) -> AsyncIterator[None]:
-    """What takes longer, on a connection that died in silence maybe, is DatabaseUnavailable."""
+async def ended_within(most_s: float, database: Database) -> AsyncIterator[None]:
+    """What takes longer, on a connection that died in silence maybe, is DatabaseUnavailable; the
+    others that are as old are given up with it."""
     try:
         async with asyncio.timeout(most_s):
             yield
     except TimeoutError as exc:
+        database.distrust()
         msg = f"PostgreSQL did not answer within {most_s:g} s"
         raise DatabaseUnavailable(msg) from exc
 
@@ -102,6 +109,8 @@ def is_transient(exc: BaseException) -> bool:
     code = sqlstate(exc)
     if code is not None:
         return code.startswith(_TRANSIENT_CLASSES) or code in _TRANSIENT_CODES
+    if isinstance(exc, asyncpg.InterfaceError):
+        return not isinstance(exc, asyncpg.DataError)
     if not isinstance(exc, DBAPIError):
         return False
     if isinstance(exc.orig.__cause__ if exc.orig else None, asyncpg.DataError):
@@ -248,7 +257,7 @@ class Database:
         try:
             async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
                 yield session
-        except (SQLAlchemyError, OSError, TimeoutError) as exc:
+        except (*_DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):
                 msg = f"PostgreSQL is not able to serve this now ({_brief(exc)})"
                 raise DatabaseUnavailable(msg) from exc
@@ -262,8 +271,18 @@ class Database:
                 return await connection.run_sync(schema_fault)
         except DatabaseUnavailable as exc:
             return str(exc)
-        except DBAPIError as exc:  # a right that is missing, say: for a person to mend
+        except (
+            *_DRIVER_ERRORS,
+            DBAPIError,
+        ) as exc:  # a right that is missing, say: for a person to mend
             return f"PostgreSQL does not answer as it should ({_brief(exc)})"
+
+    def distrust(self) -> None:
+        """Something did not answer: what was connected before now is connected anew before it is
+        used, or each dead connection of a pool would be waited for in turn."""
+        # As SQLAlchemy itself invalidates a pool, which it does only where the driver tells of a
+        # loss (Pool._invalidate).
+        self.engine.sync_engine.pool._invalidate_time = time.time()
 
     async def dispose(self) -> None:
         """Close what is idle. One that takes no leave (a connection that died in silence) is

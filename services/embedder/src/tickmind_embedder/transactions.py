@@ -24,12 +24,12 @@ async def writing(
     database: Database, *, most_s: float | None = None
 ) -> AsyncIterator[AsyncSession]:
     """As `Database.writing`; a connection that died in silence is DatabaseUnavailable as well."""
-    async with ended_within(most_s or _MOST_S), database.writing() as session:
+    async with ended_within(most_s or _MOST_S, database), database.writing() as session:
         yield session
 
 
 @asynccontextmanager
 async def reading(database: Database) -> AsyncIterator[AsyncSession]:
     """As `Database.reading`, ended likewise."""
-    async with ended_within(_MOST_S), database.reading() as session:
+    async with ended_within(_MOST_S, database), database.reading() as session:
         yield session

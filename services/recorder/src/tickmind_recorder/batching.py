@@ -213,6 +213,8 @@ class Batcher:
                 async with asyncio.timeout(STORE_TIMEOUT_S):
                     await store([item.delivery for item in batch if not item.lost])
             except (TransientError, TimeoutError) as exc:
+                if isinstance(exc, TimeoutError):
+                    self._handler.distrust()
                 self._fault = str(exc) or f"storing did not end within {STORE_TIMEOUT_S:g} s"
                 log(_logger, logging.WARNING, "store_waits", reason=self._fault, retry_s=delay)
                 await self._wait(delay)

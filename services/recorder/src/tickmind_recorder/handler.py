@@ -144,6 +144,10 @@ class Handler:
                 await recording.insert_rejects(session, rows)
         self._metrics.rejected.labels(why.reason).inc(len(rows))
 
+    def distrust(self) -> None:
+        """Storing did not end: its connection died in silence, and others with it maybe."""
+        self._database.distrust()
+
     def gave_up(self) -> None:
         """A message went to the dead letters."""
         self._metrics.dead_letters.inc()
