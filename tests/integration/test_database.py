@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pgvector.asyncpg import register_vector
 from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -152,7 +153,7 @@ async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
     database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between connecting and the first statement a connection learns its types."""
-    register = module.register_vector
+    register = register_vector
 
     async def lost(connection: Any, schema: str) -> None:
         connection.terminate()
