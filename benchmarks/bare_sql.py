@@ -8,7 +8,6 @@ from typing import Any
 
 import asyncpg
 from pgvector.asyncpg import register_vector
-from sqlalchemy import event
 
 from benchmarks.recall_load import DIMENSIONS, LAST_TICK, World
 from tickmind.database import Database
@@ -27,13 +26,13 @@ async def ranking(
     parameters of each. Listened in on, so it is the product's own statement, whatever that is."""
     heard: list[tuple[str, tuple[Any, ...]]] = []
 
-    def hear(_: Any, __: Any, sql: str, parameters: tuple[Any, ...], *___: Any) -> None:
-        heard.append((sql, parameters))
+    def hear(logged: Any) -> None:
+        heard.append((logged.query, tuple(logged.args)))
 
-    engine = database.engine.sync_engine
-    event.listen(engine, "before_cursor_execute", hear)
-    try:
-        async with database.reading() as session:
+    async with database.reading() as session:
+        connection = (await (await session.connection()).get_raw_connection()).driver_connection
+        assert connection is not None
+        with connection.query_logger(hear):
             for agent, observation in asked:
                 await rank(
                     session,
@@ -50,8 +49,7 @@ async def ranking(
                     weights=Weights(),
                     half_life_ticks=RetrieverSettings().retriever_half_life_ticks,
                 )
-    finally:
-        event.remove(engine, "before_cursor_execute", hear)
+            await asyncio.sleep(0)  # the driver tells in the next turn
     if len(heard) != len(asked) or len({sql for sql, _ in heard}) != 1:
         msg = f"ranking {len(asked)} agents took {len(heard)} statements: the same one was expected"
         raise RuntimeError(msg)

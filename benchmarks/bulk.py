@@ -15,14 +15,26 @@ from numpy.typing import NDArray
 
 from tickmind.database import Database
 from tickmind.identity import KEY_BYTES, content_hash
+from tickmind.signature import BITS, Signer, new_basis
 from tickmind.store import recording
-from tickmind.store.spaces import Generation, Space, active_generation, ensure_space, refresh_mean
+from tickmind.store.signing import Signers
+from tickmind.store.spaces import (
+    MEAN_UNTIL,
+    Generation,
+    Space,
+    active_generation,
+    ensure_space,
+    refresh_mean,
+)
 from tickmind.words import digests, keys
+from tickmind_embedder.settings import EmbedderSettings
 
 __all__ = ["Bulk", "copy_bytes", "empty", "fill", "interleaved"]
 
 #: Rows made at a time: 60 MB of vectors of 256 and as much again while they are written.
 _ROWS_AT_ONCE = 100_000
+#: Vectors signed at a time: 60 MB of products.
+_SIGNED_AT_ONCE = 10_000
 #: Words of a memory's text, which has some 90 characters then, as a talk of the English town; out
 #: of so many, a tenth of the English words in common use.
 _WORDS_A_TEXT, _VOCABULARY = 8, 3000
@@ -35,6 +47,7 @@ _TABLES = (
     *("memory", "pending_embedding", "recall_index", "embedding", "embedding_job"),
     *("tick_receipt", "reject", "agent", "world", "signature"),
 )
+_GIVE_BASIS = "UPDATE index_generation SET mean = $2, mean_over = $3, basis = $4 WHERE id = $1"
 _KEPT_IN_STEP = "SELECT setval(pg_get_serial_sequence('memory', 'id'), $1)"
 
 
@@ -95,7 +108,8 @@ async def fill(
     """Fill an empty database with agents of so many memories (memories: agents).
 
     Every memory has a text of its own, so also a vector (random, unit length) and an index row of
-    its own: the most that so many memories can take. Vacuumed and analysed afterwards.
+    its own: the most that so many memories can take. Where there are as many as an embedder builds
+    signatures from, they are signed, as it would have left them. Vacuumed and analysed afterwards.
     """
     source = np.random.default_rng(9)
     names = {
@@ -115,9 +129,17 @@ async def fill(
         await connection.execute("SET synchronous_commit = off")
         # The rows are right by construction; four key checks each would double the time.
         await connection.execute("SET session_replication_role = replica")
+        signer = await _signer_of(database, generation)
+        signed_from = EmbedderSettings.model_fields["embedder_signatures_from"].default
         for first in range(0, len(owners), _ROWS_AT_ONCE):
             part = owners[first : first + _ROWS_AT_ONCE]
-            await _copy(connection, part, first, len(owners), generation, last_tick, source)
+            vectors = _vectors(source, len(part), space.dimensions)
+            if signer is None and len(owners) >= signed_from:
+                signer = await _new_signer(connection, generation, vectors, source)
+            rows = _Rows(
+                owners=part, first=first, total=len(owners), last_tick=last_tick, vectors=vectors
+            )
+            await _copy(connection, rows, generation, signer, source)
         await connection.execute(_KEPT_IN_STEP, len(owners))
         await connection.execute(
             "INSERT INTO tick_receipt (world_id, tick, decisions)"
@@ -140,17 +162,47 @@ async def fill(
     )
 
 
+async def _signer_of(database: Database, generation: Generation) -> Signer | None:
+    """By what the generation signs; None: it has no signatures yet."""
+    async with database.reading() as session:
+        return await Signers().of(session, generation.id)
+
+
+async def _new_signer(
+    connection: asyncpg.Connection[asyncpg.Record],
+    generation: Generation,
+    vectors: NDArray[np.float16],
+    source: np.random.Generator,
+) -> Signer:
+    """Have a generation that is empty yet sign by these vectors' mean. An embedder would have built
+    another beside it, and deleted this one."""
+    some = vectors[:MEAN_UNTIL].astype(np.float32)
+    mean, basis = some.mean(axis=0), new_basis(vectors.shape[1], source)
+    told = mean.astype("<f4").tobytes()
+    await connection.execute(_GIVE_BASIS, generation.id, told, len(some), basis)
+    return Signer(mean, basis)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Memories `first` and following of all there will be, of these agents, with these vectors."""
+
+    owners: NDArray[np.int64]
+    first: int
+    total: int
+    last_tick: int
+    vectors: NDArray[np.float16]
+
+
 async def _copy(
     connection: asyncpg.Connection[asyncpg.Record],
-    owners: NDArray[np.int64],
-    first: int,
-    total: int,
+    given: _Rows,
     generation: Generation,
-    last_tick: int,
+    signer: Signer | None,
     source: np.random.Generator,
 ) -> None:
-    """Rows `first` and following, of every table that a memory which can be recalled is in."""
-    rows = len(owners)
+    """Some memories, into every table that one which can be recalled is in."""
+    owners, first, rows = given.owners, given.first, len(given.owners)
     numbers = np.arange(first, first + rows, dtype=np.int64)
     # Eight different ones, so that all texts have as many terms.
     step = source.integers(1, _VOCABULARY // _WORDS_A_TEXT, (rows, 1))
@@ -159,7 +211,7 @@ async def _copy(
     texts = [_text(number, some) for number, some in zip(numbers.tolist(), words, strict=True)]
     hashes = np.array([np.frombuffer(content_hash(text), np.uint8) for text in texts])
     ids = (numbers + 1).astype(">i8")
-    ticks = (numbers * last_tick // total).astype(">i8")
+    ticks = (numbers * given.last_tick // given.total).astype(">i8")
     importance = source.choice(np.array([4, 8], dtype=">i2"), rows)
     # Of one length, as all of a column here; the names of the kinds differ.
     kind = np.full(rows, b"conversation")
@@ -179,7 +231,7 @@ async def _copy(
     embedding = {
         "space_id": np.full(rows, generation.space_id, dtype=">i4"),
         "content_hash": hashes,
-        "vector": _halfvecs(source, rows, generation.space.dimensions),
+        "vector": _halfvecs(given.vectors),
     }
     index = {
         "memory_id": ids,
@@ -191,7 +243,16 @@ async def _copy(
         "kind": kind,
         "content_hash": hashes,
     }
-    for table, columns in (("memory", memory), ("embedding", embedding), ("recall_index", index)):
+    tables = {"memory": memory, "embedding": embedding, "recall_index": index}
+    if signer is not None:
+        bits = _bits(signer, given.vectors)
+        index["signature"] = bits
+        tables["signature"] = {
+            "generation_id": index["generation_id"],
+            "content_hash": hashes,
+            "bits": bits,
+        }
+    for table, columns in tables.items():
         await connection.copy_to_table(
             table, columns=list(columns), source=_stream(copy_bytes(columns)), format="binary"
         )
@@ -220,12 +281,29 @@ def _text(number: int, words: Sequence[int]) -> str:
     return f"I said: {' '.join(f'word{word:04}' for word in words)} {number:09}"
 
 
-def _halfvecs(source: np.random.Generator, rows: int, dimensions: int) -> NDArray[np.uint8]:
-    """Random directions in pgvector's wire form: width and 0 as int16, then halves."""
+def _vectors(source: np.random.Generator, rows: int, dimensions: int) -> NDArray[np.float16]:
+    """Random directions, of unit length, as they are stored."""
     vectors = source.standard_normal((rows, dimensions), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors.astype(np.float16)
+
+
+def _halfvecs(vectors: NDArray[np.float16]) -> NDArray[np.uint8]:
+    """In pgvector's wire form: width and 0 as int16, then halves."""
+    rows, dimensions = vectors.shape
     head = np.tile(np.array([dimensions, 0], dtype=">i2").view(np.uint8), (rows, 1))
     return np.hstack([head, vectors.astype(">f2").view(np.uint8)])
+
+
+def _bits(signer: Signer, vectors: NDArray[np.float16]) -> NDArray[np.uint8]:
+    """Signatures in the binary form of bit(n): their number of bits as int32, then the bytes."""
+    signed: list[bytes] = []
+    for first in range(0, len(vectors), _SIGNED_AT_ONCE):
+        some = signer.sign(vectors[first : first + _SIGNED_AT_ONCE])
+        signed += [bits for bits in some if bits is not None]  # each has a direction
+    head = np.tile(np.array([BITS], dtype=">i4").view(np.uint8), (len(vectors), 1))
+    packed = np.frombuffer(b"".join(signed), dtype=np.uint8).reshape(len(vectors), -1)
+    return np.hstack([head, packed])
 
 
 async def _stream(rows: bytes) -> AsyncIterator[bytes]:

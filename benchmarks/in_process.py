@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tickmind.database import Database
 from tickmind.policy import default_policy
+from tickmind_embedder.indexing import Indexing
 from tickmind_embedder.lanes import Lanes
 from tickmind_embedder.metrics import Metrics as EmbedderMetrics
 from tickmind_embedder.settings import EmbedderSettings
@@ -119,12 +120,13 @@ async def recording(
 
 @asynccontextmanager
 async def embedding(database: Database, settings: EmbedderSettings) -> AsyncIterator[Lanes]:
-    """An embedder at work until the block ends."""
+    """An embedder at work until the block ends, on vectors and on the recall index."""
     lanes = Lanes(database, settings, EmbedderMetrics(CollectorRegistry()))
+    indexing = Indexing(database, signed_from=settings.embedder_signatures_from)
     stop = asyncio.Event()
-    running = asyncio.create_task(lanes.run(stop))
+    running = [asyncio.create_task(part.run(stop)) for part in (lanes, indexing)]
     try:
         yield lanes
     finally:
         stop.set()
-        await running
+        await asyncio.gather(*running)

@@ -10,6 +10,8 @@ rest of the database is in the system's, where there is room.
 At each total, with the retriever, the recorder and the embedder as processes with their defaults
 (vectors by hashing, so that no provider is waited for):
 
+- `scored_<agent>_<total>`: memories that a recall of such an agent scores exactly, by which plan:
+  the space is signed, as any of so many texts is after a while;
 - `latency_<agent>_<total>`: p50 of one caller's recalls of agents of that size, over the queue,
   and `cpu_ms_<agent>_<total>`: PostgreSQL's processor time for each;
 - `ingest_per_s_<total>`: decisions the recorder stores out of a full queue, and
@@ -66,7 +68,7 @@ _FLAT = 1.3
 _TIMEOUT_S = 30.0
 _LOOK_S = 0.02
 _PATIENCE_S = 300.0
-_TABLES = ("memory", "embedding", "recall_index")
+_TABLES = ("memory", "embedding", "recall_index", "signature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,16 @@ async def _recalls(stack: Stack, bulk: Bulk, options: Options, found: _Found) ->
                     msg = f"a recall was answered {answer.status} ({answer.reason})"
                     raise RuntimeError(msg)
             used = clock.seconds() / (len(took) - 2)
+            told = await client.recall(
+                *(WORLD, picked[0], observation(source)),
+                tick=LAST_TICK, timeout_s=_TIMEOUT_S, explain=True,
+            )  # fmt: skip
+            assert told.explain is not None
+            found.report.add(
+                f"scored_{size}_{bulk.memories}",
+                told.explain["scored"],
+                f"memories scored exactly, plan: {told.explain['plan']}",
+            )
             median = statistics.median(took[2:])
             total = bulk.memories
             found.latencies.setdefault(size, {})[total] = median

@@ -8,8 +8,10 @@ analysed, as autovacuum would in time. The provider runs in this process, which 
 
 `write_per_s`: memories until all of them can be recalled. `recall5`: share of the exact five
 nearest by cosine that came back; `recall5_lead`: ours less the peer's, where it is least;
-`short`: share of the answers with fewer than five. While the
-provider hangs, one recall and one write are given `_HANG_S` seconds.
+`short`: share of the answers with fewer than five. Between writing and recalling every system
+comes to rest: `rest_s`, for tickmind until the embedder has built the signatures that a space of
+this size is to have; `scored_…`: memories that a recall then scores exactly, and by which plan.
+While the provider hangs, one recall and one write are given `_HANG_S` seconds.
 """
 
 from __future__ import annotations
@@ -69,6 +71,8 @@ class Measured:
     seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     recall5: dict[str, float] = field(default_factory=dict)
     short: dict[str, float] = field(default_factory=dict)
+    plans: dict[str, tuple[str, int]] = field(default_factory=dict)
+    rest_s: float = 0.0
     hanging: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -87,6 +91,7 @@ async def compare(say: Callable[[str], None], options: Options) -> Report:
                 async with _opened(name, stack, provider, options) as (subject, url):
                     bench = _Bench(subject, provider, work, oracle, options)
                     await bench.write(ticks)
+                    await bench.rest()
                     await _vacuum(url)
                     say(f"{name}: {bench.found.memories / bench.found.recallable_s:.0f} written/s")
                     await bench.recalls()
@@ -178,6 +183,11 @@ class _Bench:
         self.found.calls, self.found.texts = totals.calls, totals.texts_sent
         self._provider.ledger.reset()
 
+    async def rest(self) -> None:
+        """As long as it may take to build an index."""
+        self.found.rest_s = (await self._subject.ask("rest", timeout_s=_WRITE_S))["seconds"]
+        self._provider.ledger.reset()
+
     async def recalls(self) -> None:
         """Agents of one kind after the other, by more and more callers."""
         asked = 0
@@ -195,7 +205,10 @@ class _Bench:
                 for place, texts in answer["answers"].items():
                     shares.append(self._oracle.recall5(*some[int(place)], texts))
                     short += len(texts) < RESULTS
-            asked += len(shares) + len(warm)
+            told = await self._subject.ask("plan", question=next(source), timeout_s=_RECALL_S)
+            if told["plan"] is not None:
+                self.found.plans[kind] = told["plan"]
+            asked += len(shares) + len(warm) + 1
             self.found.recall5[kind] = sum(shares) / len(shares)
             self.found.short[kind] = short / len(shares)
         self.found.recall_calls = self._provider.ledger.totals().calls / asked
@@ -265,7 +278,12 @@ def _told(found: Report, name: str, of: Measured) -> None:
     for kind in of.recall5:
         found.add(f"recall5_{name}_{kind}", of.recall5[kind], "of the exact five")
         found.add(f"short_{name}_{kind}", of.short[kind], "answers of fewer than five")
+        if kind in of.plans:
+            plan, scored = of.plans[kind]
+            found.add(f"scored_{name}_{kind}", scored, f"memories scored exactly, plan: {plan}")
     found.add(f"failed_{name}", of.failed, "recalls raised")
+    if of.plans:
+        found.add(f"rest_s_{name}", of.rest_s, "s in the background after writing")
     thousands = of.memories / 1000
     found.add(f"embedding_calls_{name}", of.calls / thousands, "calls / 1,000 memories")
     found.add(f"embedding_texts_{name}", of.texts / thousands, "texts / 1,000 memories")

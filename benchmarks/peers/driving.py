@@ -47,6 +47,12 @@ class System(Protocol):
     async def settled(self) -> None:
         """Wait until all that was written can be recalled."""
 
+    async def rested(self) -> None:
+        """Wait until what goes on in the background after writing has come to its end."""
+
+    async def plan(self, agent: str, observation: str) -> tuple[str, int] | None:
+        """How a recall is ranked, and how many memories are scored exactly; None: it cannot say."""
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
         """The texts that come to mind, best first, at most five. `patient`: however long it takes;
         else a system that has a deadline keeps its default one."""
@@ -80,7 +86,7 @@ async def _serve(opened: _Opened, given: Given, versions: dict[str, str], told: 
         told.flush()
 
     commands: dict[str, Callable[..., Awaitable[Any]]]
-    commands = {"write": _write, "recall": _recall, "try": _try}
+    commands = {"write": _write, "rest": _rest, "plan": _plan, "recall": _recall, "try": _try}
     async with opened(given) as system:
         tell(versions)
         async for line in _lines():
@@ -112,6 +118,18 @@ async def _write(system: System, path: str, at_once: int) -> dict[str, Any]:
     stored_s = time.perf_counter() - begun
     await system.settled()
     return {"stored_s": stored_s, "recallable_s": time.perf_counter() - begun}
+
+
+async def _rest(system: System) -> dict[str, Any]:
+    """Wait until nothing goes on in the background; how long that took."""
+    begun = time.perf_counter()
+    await system.rested()
+    return {"seconds": time.perf_counter() - begun}
+
+
+async def _plan(system: System, question: tuple[str, str]) -> dict[str, Any]:
+    """How a question is ranked, as far as the system says."""
+    return {"plan": await system.plan(*question)}
 
 
 async def _recall(

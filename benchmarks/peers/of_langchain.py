@@ -29,6 +29,12 @@ class _Store:
     async def settled(self) -> None:
         return
 
+    async def rested(self) -> None:
+        return
+
+    async def plan(self, agent: str, observation: str) -> None:
+        return
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
         found = await self._store.asimilarity_search(
             observation, k=RESULTS, filter={"agent": agent}

@@ -33,6 +33,12 @@ class _Store:
     async def settled(self) -> None:
         return
 
+    async def rested(self) -> None:
+        return
+
+    async def plan(self, agent: str, observation: str) -> None:
+        return
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
         found = await self._store.asearch(("memories", agent), query=observation, limit=RESULTS)
         return [item.value["text"] for item in found]

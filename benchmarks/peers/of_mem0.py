@@ -32,6 +32,12 @@ class _Memory:
     async def settled(self) -> None:
         return
 
+    async def rested(self) -> None:
+        return
+
+    async def plan(self, agent: str, observation: str) -> None:
+        return
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
         found = await self._memory.search(
             observation, top_k=RESULTS, filters={"agent_id": agent}, threshold=0.0

@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 
 from benchmarks.peers.driving import Given, drive
+from benchmarks.peers.resting import rested
 from benchmarks.peers.wording import LAST_TICK, WORLD, asked, decisions
 from tickmind import MemoryClient
 
@@ -24,9 +25,10 @@ class _Memory:
         self,
         client: MemoryClient,
         database: asyncpg.Connection[asyncpg.Record],
-        asked: dict[str, Any],
+        given: Given,
     ) -> None:
-        self._asked = asked
+        self._given = given
+        self._asked = asked(given)
         self._client = client
         self._database = database
         self._ticks = 0
@@ -48,6 +50,16 @@ class _Memory:
                 return
             await asyncio.sleep(_LOOK_S)
 
+    async def rested(self) -> None:
+        await rested(self._given.database_url)
+
+    async def plan(self, agent: str, observation: str) -> tuple[str, int] | None:
+        answer = await self._client.recall(
+            WORLD, agent, observation, tick=LAST_TICK, timeout_s=60.0, explain=True, **self._asked
+        )
+        how = answer.explain
+        return (how["plan"], how["scored"]) if how is not None else None
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
         options: dict[str, Any] = {**self._asked, **({"timeout_s": 60.0} if patient else {})}
         answer = await self._client.recall(WORLD, agent, observation, tick=LAST_TICK, **options)
@@ -59,7 +71,7 @@ async def opened(given: Given) -> AsyncIterator[_Memory]:
     database = await asyncpg.connect(given.database_url)
     try:
         async with MemoryClient(given.amqp_url) as client:
-            yield _Memory(client, database, asked(given))
+            yield _Memory(client, database, given)
     finally:
         await database.close()
 

@@ -9,12 +9,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 from benchmarks.in_process import Recorder, embedding, recording, retrieving
 from benchmarks.peers.driving import Given, drive
+from benchmarks.peers.resting import rested
 from benchmarks.peers.wording import LAST_TICK, WORLD, asked, decisions, embedding_settings
 from tickmind.database import Database
+from tickmind.messages import AgentReply
 from tickmind.topology import tick_ended_key
 from tickmind_embedder.settings import EmbedderSettings
 from tickmind_recorder.settings import RecorderSettings
@@ -30,9 +31,10 @@ class _Memory:
         database: Database,
         recorder: Recorder,
         retriever: Handler,
-        asked: dict[str, Any],
+        given: Given,
     ) -> None:
-        self._asked = asked
+        self._given = given
+        self._asked = asked(given)
         self._database = database
         self._recorder = recorder
         self._retriever = retriever
@@ -49,18 +51,29 @@ class _Memory:
                 await connection.rollback()
                 await asyncio.sleep(_LOOK_S)
 
+    async def rested(self) -> None:
+        await rested(self._given.database_url)
+
+    async def plan(self, agent: str, observation: str) -> tuple[str, int] | None:
+        how = (await self._recall(agent, observation, deadline_ms=60_000, explain=True)).explain
+        return (how.plan, how.scored) if how is not None else None
+
     async def recall(self, agent: str, observation: str, *, patient: bool) -> list[str]:
+        options = {"deadline_ms": 60_000} if patient else {}
+        answer = await self._recall(agent, observation, **options)
+        return [memory.content for memory in answer.memories]
+
+    async def _recall(self, agent: str, observation: str, **options: object) -> AgentReply:
         request: dict[str, object] = {
             "world": WORLD,
             "tick": LAST_TICK,
             "queries": [{"agent": agent, "observation": observation}],
             **self._asked,
+            **options,
         }
-        if patient:
-            request["deadline_ms"] = 60_000
         reply = await self._retriever.recall(json.dumps(request).encode())
         assert reply is not None
-        return [memory.content for memory in reply.replies[0].memories]
+        return reply.replies[0]
 
 
 @asynccontextmanager
@@ -78,7 +91,7 @@ async def opened(given: Given) -> AsyncIterator[_Memory]:
             ) as recorder,
             retrieving(reading, settings) as retriever,
         ):
-            yield _Memory(reading, recorder, retriever, asked(given))
+            yield _Memory(reading, recorder, retriever, given)
     finally:
         for database in (writing, filling, reading):
             await database.dispose()

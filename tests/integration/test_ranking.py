@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,8 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.remembering import known, remember, signed
 from tickmind import scoring
 from tickmind.database import Database
+from tickmind.driver import Statement, fetch
 from tickmind.identity import content_hash
 from tickmind.memory import MAX_TICK, Scored, Watermarks, Weights
+from tickmind.store import recall as recall_module
 from tickmind.store.embedding import store_vectors
 from tickmind.store.recall import Filters, Question, Whom, rank, whom
 from tickmind.store.recall_signature import Prefilter
@@ -444,17 +446,17 @@ async def test_many_questions_in_one_statement_are_answered_each_as_alone(
 
 
 class _Explaining:
-    """A session that says how PostgreSQL would run a statement, instead of running it."""
+    """In place of `fetch`: tells how PostgreSQL would run a statement, and finds nothing."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
-        self.plan = ""
+    plan = ""
 
-    async def execute(self, statement: Any, parameters: Any) -> Any:
-        explained = text(f"EXPLAIN (FORMAT JSON) {statement.text}")
-        plan = (await self._session.execute(explained, parameters)).scalar_one()
+    async def __call__(
+        self, session: AsyncSession, statement: Statement, parameters: Mapping[str, object]
+    ) -> list[Any]:
+        explained = Statement(sql=f"EXPLAIN (FORMAT JSON) {statement.sql}", names=statement.names)
+        ((plan,),) = await fetch(session, explained, parameters)
         self.plan = json.dumps(plan)
-        return await self._session.execute(text("SELECT NULL WHERE false"))
+        return []
 
 
 def _scans(plan: Any) -> Iterator[tuple[str, str]]:
@@ -492,18 +494,23 @@ async def _crowded(database: Database) -> tuple[Generation, int]:
     return generation, await _agent(database, "crowd", "agent 77")
 
 
-async def test_signatures_are_read_from_the_covering_index_alone(database: Database) -> None:
+@pytest.mark.parametrize("weights", [None, Weights()])
+async def test_signatures_are_read_from_the_covering_index_alone(
+    database: Database, monkeypatch: pytest.MonkeyPatch, weights: Weights | None
+) -> None:
     generation, agent_id = await _crowded(database)
     generation = replace(generation, mean=np.full(24, 0.1, dtype=np.float32))
     prefilter = await signed(database, generation, most=20)
     async with database.reading() as session:
         await session.execute(text("VACUUM (ANALYZE) recall_index"))
-        explaining = _Explaining(session)
+        explaining = _Explaining()
+        monkeypatch.setattr(recall_module, "fetch", explaining)
         await _ask(
-            explaining,  # type: ignore[arg-type]
+            session,
             generation,
             agent_id,
             _unit(np.arange(1.0, 25.0)),
+            weights=weights,
             filters=Filters(as_of_tick=90, kinds=("observation",), min_importance=2),
             prefilter=prefilter,
         )
@@ -511,8 +518,9 @@ async def test_signatures_are_read_from_the_covering_index_alone(database: Datab
     assert f'"Index Name": "{_INDEX}"' in explaining.plan
 
 
+@pytest.mark.parametrize("weights", [Weights(), None], ids=["blended", "relevance"])
 async def test_best_of_thousands_by_signatures_are_those_of_the_definitions(
-    database: Database,
+    database: Database, weights: Weights | None
 ) -> None:
     """20,000 candidates for 200 places; the best ten by the definitions are found."""
     random = np.random.default_rng(31)
@@ -531,7 +539,7 @@ async def test_best_of_thousands_by_signatures_are_those_of_the_definitions(
     async with database.reading() as session:
         for _ in range(20):
             query = _unit(mean + 0.1 * random.normal(size=32))
-            options: dict[str, Any] = {"tick": 2000, "k": 10}
+            options: dict[str, Any] = {"tick": 2000, "k": 10, "weights": weights}
             mine = await _ask(session, generation, agent_id, query, prefilter=prefilter, **options)
             exact = await _ask(session, generation, agent_id, query, **options)
             found_of += len({memory.id for memory in mine} & {memory.id for memory in exact})
@@ -560,16 +568,20 @@ async def test_memories_without_a_signature_are_scored_exactly(database: Databas
 @pytest.mark.parametrize("weights", [None, Weights()])
 @pytest.mark.parametrize("centred", [True, False])
 async def test_plan_reads_one_agents_rows_of_the_covering_index(
-    database: Database, weights: Weights | None, centred: bool
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    weights: Weights | None,
+    centred: bool,
 ) -> None:
     generation, agent_id = await _crowded(database)
     mean = np.full(24, 0.1, dtype=np.float32)
     generation = replace(generation, mean=mean if centred else None)
     query = _unit(np.arange(1.0, 25.0))
     async with database.reading() as session:
-        explaining = _Explaining(session)
+        explaining = _Explaining()
+        monkeypatch.setattr(recall_module, "fetch", explaining)
         (found,) = await rank(
-            explaining,  # type: ignore[arg-type]
+            session,
             [Question(agent_id=agent_id, vector=query)],
             generation=generation,
             tick=100,

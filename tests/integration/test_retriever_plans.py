@@ -81,14 +81,20 @@ async def test_large_agent_is_ranked_by_signatures_and_small_one_exactly_in_one_
     assert mine[1][0].startswith("bob")
 
 
-async def test_ranking_by_relevance_alone_is_exact(
+async def test_ranking_by_relevance_alone_finds_the_nearest_by_signatures_too(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
-    """The reference's order, by raw cosines, of which signatures of centred vectors say little."""
+    """The reference's order, by raw cosines: exact among twice as many candidates."""
     await _town(database)
+    asked = [("alice", f"thing {turn * 13}") for turn in range(20)]
     async with retrieving(database, _settings(database_settings)) as retriever:
-        plans = await _plans(retriever, ranking="relevance")
-    assert [plan for plan, _, _ in plans] == ["exact", "exact"]
+        plans = await _plans(retriever, ranking="relevance", k=10)
+        assert plans == [("signatures", _LARGE, _LARGE), ("exact", _SMALL, _SMALL)]
+        mine = contents(await retriever.recall(*asked, ranking="relevance"))
+    async with retrieving(
+        database, _settings(database_settings, retriever_signatures_from=0)
+    ) as retriever:
+        assert mine == contents(await retriever.recall(*asked, ranking="relevance"))
 
 
 async def test_generation_without_signatures_is_ranked_exactly(
@@ -162,7 +168,6 @@ async def test_exact_recalls_are_not_audited(
     settings = _settings(database_settings, retriever_audit_one_in=1)
     async with retrieving(database, settings) as retriever:
         await retriever.recall(("bob", "thing 7"))
-        await retriever.recall(("alice", "thing 7"), ranking="relevance")
         await retriever.recall(("alice", "thing 7"), distinct="off")
         await eventually(
             lambda: _found_async(retriever.registry), lambda found: found > 0, what="one audit"

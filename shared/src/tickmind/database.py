@@ -25,6 +25,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from tickmind.driver import UNPREPARED
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
@@ -226,6 +227,7 @@ class Database:
             pool_use_lifo=True,
         )
         self._pool_size = settings.database_pool_size
+        self._info = {UNPREPARED: settings.database_pgbouncer}
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
@@ -255,7 +257,9 @@ class Database:
     @asynccontextmanager
     async def _session(self, bind: AsyncEngine) -> AsyncIterator[AsyncSession]:
         try:
-            async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
+            async with AsyncSession(
+                bind, expire_on_commit=False, autoflush=False, info=self._info
+            ) as session:
                 yield session
         except (*_DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):

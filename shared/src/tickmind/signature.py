@@ -68,25 +68,44 @@ class Signer:
             raise ValueError(msg)
         self._mean = np.asarray(mean, dtype=np.float32)
         self._planes = rows.reshape(-1, dimensions)[:BITS].astype(np.float32)
+        self._of_mean = self._planes @ self._mean
 
     def sign(self, vectors: Vectors) -> list[bytes | None]:
         """192 bytes each, first bit first. None: without a direction, as `scoring` has it.
 
         `vectors`: (n, d), of any length.
         """
+        products, usable = self._sides(vectors)
+        return _packed(products, usable)
+
+    def sign_question(self, vectors: Vectors) -> list[tuple[bytes, bytes] | None]:
+        """For ranking by the raw cosine: the signature, and that of the vector not centred.
+
+        x . q = (x - mean) . (q - mean) + (x - mean) . mean + mean . q: what differs between
+        memories x is told by the bits that theirs has in common with either.
+        """
+        products, usable = self._sides(vectors)
+        both = _packed(products, usable), _packed(products + self._of_mean, usable)
+        return [
+            (centred, raw) if centred is not None and raw is not None else None
+            for centred, raw in zip(*both, strict=True)
+        ]
+
+    def _sides(self, vectors: Vectors) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """How far from each plane centred vectors are, (n, BITS), and which have a direction."""
         rows = np.asarray(vectors, dtype=np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
             centred = rows - self._mean
             usable = np.isfinite(centred).all(axis=1) & centred.any(axis=1) & rows.any(axis=1)
-            sides = self._products(np.where(usable[:, np.newaxis], centred, 0)) > 0
-        packed = np.packbits(sides, axis=1)
-        return [
-            bits.tobytes() if known else None for bits, known in zip(packed, usable, strict=True)
-        ]
+            return self._products(np.where(usable[:, np.newaxis], centred, 0)), usable
 
     def _products(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(n, BITS): on which side of each plane, and how far from it."""
         if len(rows) > _WITHOUT_BLAS:
             return rows @ self._planes.T
         products: NDArray[np.float32] = np.einsum("nd,bd->nb", rows, self._planes, optimize=False)
         return products
+
+
+def _packed(products: NDArray[np.float32], usable: NDArray[np.bool_]) -> list[bytes | None]:
+    packed = np.packbits(products > 0, axis=1)
+    return [bits.tobytes() if known else None for bits, known in zip(packed, usable, strict=True)]

@@ -6,17 +6,19 @@ Statements are named, not quoted, and what stands for their placeholders is neve
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind
-from sqlalchemy import Engine, event
+from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine.interfaces import ExceptionContext
 
 from tickmind.tracing import failed
 
-__all__ = ["summary", "trace_statements"]
+__all__ = ["statement_span", "summary", "trace_statements"]
 
 _tracer = trace.get_tracer("tickmind")
 
@@ -50,11 +52,6 @@ def summary(statement: str) -> str:
 def trace_statements(engine: Engine) -> None:
     """Give each statement a span from now on, where it is part of a trace that is recorded."""
     url = engine.url
-    common: dict[str, str | int] = {"db.system.name": "postgresql"}
-    if url.database:
-        common["db.namespace"] = url.database
-    if url.host:
-        common |= {"server.address": url.host, "server.port": url.port or 5432}
 
     def begin(
         _connection: Any,
@@ -64,16 +61,8 @@ def trace_statements(engine: Engine) -> None:
         execution: Any,
         _many: bool,
     ) -> None:
-        if not trace.get_current_span().is_recording():
-            return
-        named = summary(statement)
-        attributes = {
-            **common,
-            "db.query.summary": named,
-            "db.operation.name": named.split(" ", 1)[0],
-        }
-        begun = _tracer.start_span(named, kind=SpanKind.CLIENT, attributes=attributes)
-        setattr(execution, _SPAN, begun)
+        if trace.get_current_span().is_recording():
+            setattr(execution, _SPAN, _begun(url, statement))
 
     def end(
         _connection: Any,
@@ -93,11 +82,44 @@ def trace_statements(engine: Engine) -> None:
     event.listen(engine, "handle_error", broken)
 
 
+@contextmanager
+def statement_span(url: URL, statement: str) -> Iterator[None]:
+    """The same for one statement that SQLAlchemy does not execute."""
+    if not trace.get_current_span().is_recording():
+        yield
+        return
+    begun = _begun(url, statement)
+    try:
+        yield
+    except BaseException as exc:
+        _finish(begun, exc)
+        raise
+    _finish(begun)
+
+
+def _begun(url: URL, statement: str) -> Span:
+    named = summary(statement)
+    attributes: dict[str, str | int] = {
+        "db.system.name": "postgresql",
+        "db.query.summary": named,
+        "db.operation.name": named.split(" ", 1)[0],
+    }
+    if url.database:
+        attributes["db.namespace"] = url.database
+    if url.host:
+        attributes |= {"server.address": url.host, "server.port": url.port or 5432}
+    return _tracer.start_span(named, kind=SpanKind.CLIENT, attributes=attributes)
+
+
 def _end(execution: Any, exc: BaseException | None = None) -> None:
     begun: Span | None = getattr(execution, _SPAN, None)
     if begun is None:
         return
     setattr(execution, _SPAN, None)
+    _finish(begun, exc)
+
+
+def _finish(begun: Span, exc: BaseException | None = None) -> None:
     code = getattr(exc, "sqlstate", None)
     if exc is not None:
         failed(begun, exc)

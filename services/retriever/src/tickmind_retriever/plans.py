@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tickmind.database import Database
 from tickmind.messages import Explained
-from tickmind.store.recall_signature import CANDIDATES, Prefilter, rows_of
+from tickmind.store.recall_signature import CANDIDATES, RAW_FACTOR, Prefilter, rows_of
 from tickmind.store.signing import Signers
 from tickmind.store.spaces import Generation
 
@@ -90,14 +90,15 @@ class Plans:
     ) -> list[Explained]:
         """How each of these agents was ranked just now; `ms`: what each step took. Raises
         DatabaseUnavailable."""
-        large = set() if by_relevance else await self.large(generation, agent_ids)
+        large = await self.large(generation, agent_ids)
+        most = _candidates(k) * (RAW_FACTOR if by_relevance else 1)
         async with self._database.reading() as session:
             rows = await rows_of(session, generation.id, sorted(set(agent_ids)), most=None)
         return [
             Explained(
                 plan="signatures" if id_ in large else "exact",
                 rows=rows[id_],
-                scored=min(rows[id_], _candidates(k)) if id_ in large else rows[id_],
+                scored=min(rows[id_], most) if id_ in large else rows[id_],
                 ms=took,
             )
             for id_, took in zip(agent_ids, ms, strict=True)

@@ -243,12 +243,12 @@ class Ranker:
         self, manner: _Manner, questions: Sequence[Question]
     ) -> Sequence[list[Scored]]:
         """Each by the plan for an agent of its size."""
-        large: set[int] = set()
-        if manner.terms.weights is not None:  # the order of raw cosines is exact
-            agents = {asked.agent_id for asked in questions}
-            large = await self._plans.large(manner.generation, agents)
+        agents = {asked.agent_id for asked in questions}
+        large = await self._plans.large(manner.generation, agents)
         if not large:
             return await self._rankings.ask(manner, questions)
+        if all(asked.agent_id in large for asked in questions):
+            return await self._rankings.ask(replace(manner, by_signatures=True), questions)
         # Each plan has statements of its own; the answers in the questions' order.
         asks = [
             self._rankings.ask(

@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind import scoring
+from tickmind.driver import fetch, numbered
 from tickmind.store.recall import Filters
 from tickmind.words import array, digests, keys, query_digests
 
@@ -101,7 +102,7 @@ _FIND_SQL = """
     SELECT asked, id, words FROM placed WHERE place <= {found} AND words > 0
     ORDER BY asked, place
 """
-_FIND = text(
+_FIND = numbered(
     _FIND_SQL.format(
         documents=scoring.MAX_DOCUMENTS,
         small=scoring.SMALL_AGENT,
@@ -141,8 +142,8 @@ async def find(
         "kinds": list(filters.kinds) if filters.kinds is not None else None,
         "min_importance": filters.min_importance,
     }
-    for row in await session.execute(_FIND, parameters):
-        found[row.asked][row.id] = row.words
+    for place, id_, words in await fetch(session, _FIND, parameters):
+        found[place][id_] = words
     return found
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from pgvector import HalfVector
-from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.driver import Statement, fetch, numbered
 from tickmind.memory import Scored, Watermarks, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
-from tickmind.store.recall_signature import Prefilter, candidates
+from tickmind.store.recall_signature import Prefilter, candidates, nearest
 from tickmind.store.spaces import Generation
 
 __all__ = ["Filters", "Question", "Whom", "rank", "whom"]
@@ -38,7 +38,7 @@ class Whom:
     with_core: frozenset[int] = frozenset()
 
 
-_WHOM = text("""
+_WHOM = numbered("""
     SELECT recorded.tick AS recorded,
            (SELECT min(p.tick) FROM pending_embedding p
             WHERE p.world_id = w.id AND p.space_id = :space_id AND NOT p.parked) AS first_pending,
@@ -61,16 +61,17 @@ _WHOM = text("""
 async def whom(session: AsyncSession, world: str, names: Sequence[str], *, space_id: int) -> Whom:
     """Find the agents of one world by name. A world that does not exist has none."""
     parameters = {"world": world, "names": sorted(set(names)), "space_id": space_id}
-    row = (await session.execute(_WHOM, parameters)).one_or_none()
-    if row is None:
+    rows = await fetch(session, _WHOM, parameters)
+    if not rows:
         return Whom(agents={}, watermarks=Watermarks())
-    embedded = row.recorded
-    if embedded is not None and row.first_pending is not None:
-        embedded = min(embedded, row.first_pending - 1) if row.first_pending > 0 else None
+    recorded, first_pending, found, ids, with_core = rows[0]
+    embedded = recorded
+    if embedded is not None and first_pending is not None:
+        embedded = min(embedded, first_pending - 1) if first_pending > 0 else None
     return Whom(
-        agents=dict(zip(row.names, row.ids, strict=True)),
-        watermarks=Watermarks(recorded=row.recorded, embedded=embedded),
-        with_core=frozenset(row.with_core),
+        agents=dict(zip(found, ids, strict=True)),
+        watermarks=Watermarks(recorded=recorded, embedded=embedded),
+        with_core=frozenset(with_core),
     )
 
 
@@ -219,7 +220,7 @@ _BLENDED = """
 """
 
 
-def _statement(score: str, relevance: str | None, *, words: bool, rows: str = _ALL) -> TextClause:
+def _statement(score: str, relevance: str | None, *, words: bool, rows: str = _ALL) -> Statement:
     """`relevance` None: of questions without a vector. `words`: those count, too. `rows`: of the
     index, which are scored."""
     parts = {
@@ -240,10 +241,15 @@ def _statement(score: str, relevance: str | None, *, words: bool, rows: str = _A
         if words:
             found = f"({top}) UNION ALL ({_BESIDE.format(**parts)})"
             top = _BEST.format(found=found)
-    return text((_HITS if words else "") + _STATEMENT.format(asked=asked, columns=columns, top=top))
+    return numbered(
+        (_HITS if words else "") + _STATEMENT.format(asked=asked, columns=columns, top=top)
+    )
 
 
 _BY_RELEVANCE = _statement("scored.relevance", _RAW, words=False)
+_BY_RELEVANCE_OF_NEAREST = _statement(
+    "scored.relevance", _RAW, words=False, rows=nearest(_FILTERED, _RAW)
+)
 _BY_BLEND_RAW = _statement(_BLENDED, _RAW, words=True)
 _BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED, words=True)
 _BY_BLEND_OF_CANDIDATES = _statement(
@@ -269,8 +275,8 @@ async def rank(
     `weights` None: cosine alone, as `ranking: "relevance"` asks; words do not count then.
     Questions have a vector all or none: without, relevance is what words give, and nothing is
     found where it is all that was asked for. `generation` None: there are no vectors yet.
-    `prefilter`: where there are weights, and a mean, only its candidates, and what words found, are
-    scored exactly.
+    `prefilter`: where there is a mean, only its candidates, and what words found, are scored
+    exactly.
     """
     parameters: dict[str, object] = {
         "agent_ids": [question.agent_id for question in questions],
@@ -306,23 +312,27 @@ async def rank(
         statement = _BY_RELEVANCE
         if weights is not None:
             statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
+        vectors = [question.vector for question in questions if question.vector is not None]
+        if weights is None and prefilter is not None:
+            statement = _BY_RELEVANCE_OF_NEAREST
+            parameters |= prefilter.raw_parameters(vectors)
         if mean is not None and prefilter is not None:
             statement = _BY_BLEND_OF_CANDIDATES
-            vectors = [question.vector for question in questions if question.vector is not None]
             parameters |= prefilter.parameters(vectors)
     found: list[list[Scored]] = [[] for _ in questions]
-    for row in (await session.execute(statement, parameters)).all():
-        found[row.asked - 1].append(
+    for row in await fetch(session, statement, parameters):
+        place, id_, at, kind, content, importance, is_core, relevance, recency, score = row
+        found[place - 1].append(
             Scored(
-                id=row.id,
-                tick=row.tick,
-                kind=row.kind,
-                content=row.content,
-                importance=row.importance,
-                score=row.score,
-                relevance=row.relevance,
-                recency=row.recency,
-                is_core=row.is_core,
+                id=id_,
+                tick=at,
+                kind=kind,
+                content=content,
+                importance=importance,
+                score=score,
+                relevance=relevance,
+                recency=recency,
+                is_core=is_core,
             )
         )
     return found
