@@ -30,19 +30,17 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.chaos.figures import Figures
 from tests.chaos.finding import WIDTH, found, unsettled
 from tests.chaos.fleet import SERVICES, Fleet
 from tests.chaos.ledger import Ledger, Verdict
 from tests.chaos.load import Load, Pace
+from tests.chaos.network import Doors, open_doors
 from tests.chaos.replay import Trace
 from tests.chaos.stack import Stack
-from tests.proxy import Door, door
 from tickmind import MemoryClient
 from tickmind.database import Database, DatabaseUnavailable
-from tickmind.local.ports import LOOPBACK
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.running import Provider, running_provider
 from tickmind.policy import default_policy
@@ -86,15 +84,6 @@ class Scenario:
     seed: int
     trace: Trace
     told: list[Figures]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
-    """The network: what services and engines connect through."""
-
-    database: Door
-    broker: Door
-    engines: Door
 
 
 @dataclass(kw_only=True)
@@ -274,20 +263,10 @@ async def town(
         engines_url = broker_settings.broker_url()
         network = None
         if doors:
-            network = Doors(
-                database=await parts.enter_async_context(
-                    door(stack.postgres.socket_dir / ".s.PGSQL.5432")
-                ),
-                broker=await parts.enter_async_context(door((LOOPBACK, stack.rabbitmq.port))),
-                engines=await parts.enter_async_context(door((LOOPBACK, stack.rabbitmq.port))),
-            )
-            name = database.engine.url.database
-            told["TICKMIND_DATABASE_URL"] = (
-                f"postgresql://postgres@{LOOPBACK}:{network.database.port}/{name}"
-            )
-            for_doors = f":{stack.rabbitmq.port}/"
-            told["TICKMIND_AMQP_URL"] = engines_url.replace(for_doors, f":{network.broker.port}/")
-            engines_url = engines_url.replace(for_doors, f":{network.engines.port}/")
+            network = await parts.enter_async_context(open_doors(stack))
+            told["TICKMIND_DATABASE_URL"] = network.database_url(database_settings)
+            told["TICKMIND_AMQP_URL"] = network.services_url(broker_settings)
+            engines_url = network.engines_url(broker_settings)
         logs = stack.state_dir / scenario.name
         logs.mkdir()
         fleet = Fleet(settings=told, state_dir=logs)
@@ -329,8 +308,3 @@ async def town(
         verdict = await running.judge()
         assert verdict.sound, f"seed {scenario.seed}: {scenario.name}\n{verdict}"
         assert may_exit or not fleet.exits, f"seed {scenario.seed}: {fleet.exits}"
-
-
-def data_trace(data: Path) -> Path:
-    """The busiest of the real towns: 25 agents, 705 talks and 895 moves in 495 ticks."""
-    return data / "smallville-zh" / "tick_ended.jsonl"
