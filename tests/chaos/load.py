@@ -20,6 +20,8 @@ DEADLINE_S = 0.8
 _PUBLISH_S = 5.0
 #: Between two of them.
 _AGAIN_S = 0.1
+#: How often the loop shows that it is run; what it is behind by more is a stall.
+_BEAT_S = 0.01
 #: Queries in one request: some agents of a tick.
 _QUERIES = 5
 
@@ -57,11 +59,15 @@ class Load:
     #: Highest tick that each world is confirmed to have, which is its now.
     _now: dict[str, int] = field(default_factory=dict)
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
+    #: Seconds for which the loop was not run, since the load began.
+    _stalled_s: float = 0.0
+    _beating: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         for world in self.worlds:
             self._publishers.append(asyncio.create_task(self._publish(world)))
             self._askers.append(asyncio.create_task(self._ask(world)))
+        self._beating = asyncio.create_task(self._beat())
 
     @property
     def failed(self) -> BaseException | None:
@@ -84,7 +90,8 @@ class Load:
 
     async def close(self) -> None:
         """End at once, wherever it is."""
-        tasks = (*self._publishers, *self._askers)
+        beating = () if self._beating is None else (self._beating,)
+        tasks = (*self._publishers, *self._askers, *beating)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,9 +148,11 @@ class Load:
             ]
             options: dict[str, Any] = {"tick": self._now.get(world, 0), "timeout_s": DEADLINE_S}
             client = self.random.choice(self.clients)
-            began_s = loop.time()
+            began_s, stalled_s = loop.time(), self._stalled_s
             answers = await client.recall_many(world, queries, **options)
             took_s = loop.time() - began_s
+            if took_s > DEADLINE_S:
+                await asyncio.sleep(_BEAT_S)  # a stall that is just over is told by then
             async with self._asked:
                 self.ledger.recalls.append(
                     Recall(
@@ -153,11 +162,19 @@ class Load:
                         began_s=began_s,
                         took_s=took_s,
                         deadline_s=DEADLINE_S,
+                        stalled_s=self._stalled_s - stalled_s,
                         foreign_words=others,
                     )
                 )
                 self._asked.notify_all()
             await self._pause(self._silent, 1 / self.pace.recalls_per_s)
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            await asyncio.sleep(_BEAT_S)
+            self._stalled_s += max(0.0, loop.time() - began_s - 2 * _BEAT_S)
 
     async def _pause(self, over: asyncio.Event, seconds: float) -> None:
         """A pause of so long on average, or until it is over."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReplayedTick", "Trace", "load_trace", "replay"]
+__all__ = ["ReplayedTick", "Trace", "data_trace", "load_trace", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +72,8 @@ def _marked(decisions: Sequence[dict[str, Any]], mark: str) -> Iterator[dict[str
             yield decision | {"speech": f"{decision['speech']} ({mark})"}
         else:
             yield decision
+
+
+def data_trace(data: Path) -> Path:
+    """The busiest of the real towns: 25 agents, 705 talks and 895 moves in 495 ticks."""
+    return data / "smallville-zh" / "tick_ended.jsonl"

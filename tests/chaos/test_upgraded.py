@@ -71,7 +71,7 @@ async def _python(*arguments: str, env: Mapping[str, str]) -> str:
 async def test_rolling_upgrade_and_a_step_back_lose_nothing(
     stack: Stack, scenario: Scenario, before: Path
 ) -> None:
-    """case 45: the schema is migrated under the running old release, its replicas are replaced
+    """The schema is migrated under the running old release, its replicas are replaced
     one by one, and one of each service is put back for a while beside the new ones."""
     async with town(stack, scenario, migrated=False, begin=False) as running:
         old = environment(running.fleet.settings, before)

@@ -24,30 +24,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tests.chaos.figures import Figures
 from tests.chaos.finding import WIDTH, found, unsettled
 from tests.chaos.fleet import SERVICES, Fleet
 from tests.chaos.ledger import Ledger, Verdict
 from tests.chaos.load import Load, Pace
+from tests.chaos.network import Doors, open_doors
 from tests.chaos.replay import Trace
 from tests.chaos.stack import Stack
-from tests.proxy import Door, door
 from tickmind import MemoryClient
 from tickmind.database import Database, DatabaseUnavailable
-from tickmind.local.ports import LOOPBACK
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.running import Provider, running_provider
 from tickmind.policy import default_policy
 from tickmind.settings import BrokerSettings, DatabaseSettings
 
 __all__ = ["WORLDS", "Doors", "Scenario", "Town", "town"]
+
+#: `--log-cli-level=info` tells what happens while it does.
+_logger = logging.getLogger("chaos")
 
 #: Words that no trace has, since they mark whose memory a text is.
 WORLDS = ("rivertown", "hilltown")
@@ -84,15 +86,6 @@ class Scenario:
     told: list[Figures]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doors:
-    """The network: what services and engines connect through."""
-
-    database: Door
-    broker: Door
-    engines: Door
-
-
 @dataclass(kw_only=True)
 class Town:
     """A running town; see the module. `may_exit`: services may end by themselves, to be started
@@ -126,12 +119,14 @@ class Town:
     @asynccontextmanager
     async def fault(self, name: str) -> AsyncIterator[None]:
         """Something is broken until the block ends; several may be at once."""
+        _logger.info("fault: %s", name)
         self.faults.append(name)
         self._breaking += 1
         await self._stop_recovering()  # it counts from the end of the last of them
         try:
             yield
         finally:
+            _logger.info("over: %s", name)
             self._breaking -= 1
             if not self._breaking:
                 self._recovering = asyncio.create_task(self._recover())
@@ -178,6 +173,7 @@ class Town:
             msg = f"{waited_for} not back {RECOVERY_MOST_S:g} s after {self.faults[-1]}: {left}"
             raise AssertionError(msg) from None
         self.recoveries.append(loop.time() - began_s)
+        _logger.info("recovered in %.2f s", self.recoveries[-1])
 
     async def _until_settled(self, ticks: Mapping[str, set[int]]) -> None:
         while True:
@@ -267,20 +263,10 @@ async def town(
         engines_url = broker_settings.broker_url()
         network = None
         if doors:
-            network = Doors(
-                database=await parts.enter_async_context(
-                    door(stack.postgres.socket_dir / ".s.PGSQL.5432")
-                ),
-                broker=await parts.enter_async_context(door((LOOPBACK, stack.rabbitmq.port))),
-                engines=await parts.enter_async_context(door((LOOPBACK, stack.rabbitmq.port))),
-            )
-            name = database.engine.url.database
-            told["TICKMIND_DATABASE_URL"] = (
-                f"postgresql://postgres@{LOOPBACK}:{network.database.port}/{name}"
-            )
-            for_doors = f":{stack.rabbitmq.port}/"
-            told["TICKMIND_AMQP_URL"] = engines_url.replace(for_doors, f":{network.broker.port}/")
-            engines_url = engines_url.replace(for_doors, f":{network.engines.port}/")
+            network = await parts.enter_async_context(open_doors(stack))
+            told["TICKMIND_DATABASE_URL"] = network.database_url(database_settings)
+            told["TICKMIND_AMQP_URL"] = network.services_url(broker_settings)
+            engines_url = network.engines_url(broker_settings)
         logs = stack.state_dir / scenario.name
         logs.mkdir()
         fleet = Fleet(settings=told, state_dir=logs)
@@ -322,8 +308,3 @@ async def town(
         verdict = await running.judge()
         assert verdict.sound, f"seed {scenario.seed}: {scenario.name}\n{verdict}"
         assert may_exit or not fleet.exits, f"seed {scenario.seed}: {fleet.exits}"
-
-
-def data_trace(data: Path) -> Path:
-    """The busiest of the real towns: 25 agents, 705 talks and 895 moves in 495 ticks."""
-    return data / "smallville-zh" / "tick_ended.jsonl"

@@ -127,6 +127,7 @@ def test_variables_named_in_a_document_exist(document: str) -> None:
     known = {f"{PREFIX}{name.upper()}" for kind in SETTINGS for name in kind.model_fields}
     known |= _variables_of_commands()
     known |= {"TICKMIND_DATA"}  # where the tests find the traces
+    known |= {"TICKMIND_CHAOS_JSON", "TICKMIND_CHAOS_SEED"}  # see tests/chaos
     known |= {f"{name}_FILE" for name in known}
     named = set(re.findall(r"TICKMIND_[A-Z_]*[A-Z]\b(?!\*|_\*)", (ROOT / document).read_text()))
     assert named <= known

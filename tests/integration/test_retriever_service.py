@@ -250,6 +250,25 @@ async def test_clock_of_the_sender_may_be_wrong(
             assert _status(reply) == "ok"
 
 
+async def test_our_own_clock_that_steps_costs_no_reply(
+    database: Database,
+    database_settings: DatabaseSettings,
+    broker_settings: BrokerSettings,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await _town(database)
+    true_time = time.time
+    async with (
+        running(_app(database_settings, broker_settings)),
+        asking(broker_settings) as asker,
+    ):
+        for ahead_s in (0, 20, 300, -300):
+            monkeypatch.setattr(time, "time", lambda ahead_s=ahead_s: true_time() + ahead_s)
+            request = body(("alice", "fish"), deadline_ms=800)
+            headers = {"sent_at": int(true_time() * 1000)}
+            assert _status(await asker.ask(request, headers=headers, timeout_s=2)) == "ok"
+
+
 @pytest.mark.parametrize("sent_at", ["yesterday", True, None, {"a": 1}, -1, 2**62, 1.5e12])
 async def test_clock_that_is_none_is_ignored(
     database: Database,

@@ -189,6 +189,7 @@ def test_a_recall_is_late_beyond_its_deadline_and_the_tolerance() -> None:
     ledger.recalls += [
         _recall(took_s=0.8 + TOLERANCE_S - 0.01),
         _recall(took_s=0.8 + TOLERANCE_S + 0.01),
+        _recall(took_s=2.8 + TOLERANCE_S - 0.01, stalled_s=2.0),
     ]
 
     assert _kinds(ledger.verdict(_found(rows))) == {"late": 1}

@@ -59,6 +59,16 @@ def test_clock_that_was_put_back_is_followed_within_a_minute() -> None:
     assert found[-1] == 0
 
 
+def test_clock_that_was_put_back_by_minutes_is_followed_at_once() -> None:
+    """No request waits longer than its queue keeps it."""
+    ages = Ages()
+    for second in range(10):
+        assert ages.age_s("a", _ms(_NOW + second), _NOW + second) == 0
+    assert ages.age_s("a", _ms(_NOW + 10 - 59), _NOW + 10) == pytest.approx(59)
+    assert ages.age_s("a", _ms(_NOW + 11 - 300), _NOW + 11) == 0
+    assert ages.age_s("a", _ms(_NOW + 12 - 300), _NOW + 12.5) == pytest.approx(0.5)
+
+
 def test_our_own_clock_may_be_put_back() -> None:
     ages = Ages()
     assert ages.age_s("a", _ms(_NOW), _NOW) == 0

@@ -6,10 +6,15 @@ import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from tickmind.topology import RECALL_QUEUE
+
 __all__ = ["Ages"]
 
 #: A clock that was put right is followed after one to two of these.
 _WINDOW_S = 30.0
+#: The queue keeps no request for longer: one that seems to have waited more was sent by a clock
+#: that has been put back, and is followed at once.
+_LONGEST_S = RECALL_QUEUE.arguments["x-message-ttl"] / 1000
 #: Senders remembered: with direct reply-to, one a client.
 _MOST_SENDERS = 1000
 
@@ -35,7 +40,8 @@ class Ages:
 
     def age_s(self, sender: str, sent_at: object, now: float) -> float:
         """Seconds >= 0. `sent_at`: milliseconds since the epoch by the sender's clock, or whatever
-        stands there instead; `now`: seconds since the epoch by ours."""
+        stands there instead; `now`: seconds by ours, since whenever: best a clock that nobody puts.
+        """
         # No float: some clients send it in single precision, which knows no time below two minutes.
         if type(sent_at) is not int or abs(sent_at) >= 2**63:  # AMQP's largest integer
             return 0.0
@@ -49,4 +55,8 @@ class Ages:
         if not 0 <= now - known.since < _WINDOW_S:
             known.since, known.before_s, known.least_s = now, known.least_s, took_s
         known.least_s = min(known.least_s, took_s)
-        return took_s - min(known.least_s, known.before_s)
+        age_s = took_s - min(known.least_s, known.before_s)
+        if age_s > _LONGEST_S:
+            known.since, known.least_s, known.before_s = now, took_s, math.inf
+            return 0.0
+        return age_s

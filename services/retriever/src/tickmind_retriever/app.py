@@ -137,7 +137,7 @@ def create_app(settings: RetrieverSettings) -> App:
             log(_logger, logging.WARNING, "unanswerable", reason="reply_to")
             return
         sent_at = raw.headers.get(SENT_AT)
-        age_s = ages.age_s(raw.reply_to or "", sent_at, time.time())
+        age_s = ages.age_s(raw.reply_to or "", sent_at, time.monotonic())
         reply = await handler.recall(raw.body, age_s=age_s)
         if reply is None:
             unanswered.labels("expired").inc()
