@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiormq.exceptions import ChannelNotFoundEntity
 from sqlalchemy import text
 
 from tests.chaos.broken_broker import (
@@ -17,7 +18,9 @@ from tests.chaos.readiness import until_all_ready, until_all_unready
 from tests.chaos.replay import replay
 from tests.chaos.stack import Stack
 from tests.chaos.town import Scenario, Town, town
+from tests.running import eventually
 from tickmind import MemoryClient
+from tickmind.connecting import connect
 from tickmind.topology import DEAD_LETTER_QUEUE, EMBEDDER_QUEUE, RECALL_QUEUE, RECORDER_QUEUE, Queue
 
 _TWO_OF_EACH = {"recorder": 2, "embedder": 2, "retriever": 2}
@@ -88,6 +91,16 @@ async def test_queue_lost(stack: Stack, scenario: Scenario, queue: Queue, redecl
                 await _publish_missing(running)
         await running.recovered()
         await until_all_ready(running.fleet)
+        await eventually(lambda: _there(running, queue), bool, what=f"{queue.name} there")
+
+
+async def _there(running: Town, queue: Queue) -> bool:
+    async with await connect(running.broker_settings, name="chaos") as connection:
+        try:
+            await (await connection.channel()).declare_queue(queue.name, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+    return True
 
 
 async def _publish_missing(running: Town) -> None:

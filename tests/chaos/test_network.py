@@ -16,6 +16,7 @@ from tests.chaos.broken_network import (
     slow,
 )
 from tests.chaos.fleet import SERVICES
+from tests.chaos.load import Pace
 from tests.chaos.readiness import until_all_ready, until_unready
 from tests.chaos.stack import Stack
 from tests.chaos.town import Doors, Scenario, Town, town
@@ -93,7 +94,8 @@ async def test_network_silent(stack: Stack, scenario: Scenario) -> None:
 async def test_network_half_open(stack: Stack, scenario: Scenario, name: str) -> None:
     """Connections that the server has lost and we still believe in: noticed by ourselves, by
     heartbeats (20 s) and by the bounds of transactions, with nobody to help."""
-    async with town(stack, scenario, doors=True) as running:
+    # It takes a minute; what waits by then is to be worked off within the rest of the recovery.
+    async with town(stack, scenario, doors=True, pace=Pace(ticks_per_s=1)) as running:
         await running.lived(2)
         async with network_deserts(getattr(_doors(running), name)):
             async with running.fault(f"{name} half-open"):
