@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from tests.chaos.ledger import Ledger, Recall
@@ -49,7 +49,7 @@ class Load:
     ledger: Ledger
     clients: Sequence[MemoryClient]
     pace: Pace
-    random: random.Random
+    random: Random
     again: int = 0
     shuffled: int = 1
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,8 +65,10 @@ class Load:
 
     def begin(self) -> None:
         for world in self.worlds:
-            self._publishers.append(asyncio.create_task(self._publish(world)))
-            self._askers.append(asyncio.create_task(self._ask(world)))
+            # Chance of their own, so that neither's choices hang on who came first.
+            publishing, asking = (Random(self.random.random()) for _ in range(2))
+            self._publishers.append(asyncio.create_task(self._publish(world, publishing)))
+            self._askers.append(asyncio.create_task(self._ask(world, asking)))
         self._beating = asyncio.create_task(self._beat())
 
     @property
@@ -105,7 +107,7 @@ class Load:
         recent = [recall for recall in self.ledger.recalls[-200:] if recall.began_s >= began_s]
         return {recall.world for recall in recent if recall.known}
 
-    async def _publish(self, world: str) -> None:
+    async def _publish(self, world: str, chance: Random) -> None:
         ticks = replay(self.trace, world)
         while not self._stopping.is_set():
             some = [next(ticks) for _ in range(self.shuffled)]
@@ -113,19 +115,21 @@ class Load:
                 self.ledger.publishing(world, tick.tick, tick.decisions)
             sent = some * (1 + self.again)
             if len(sent) > 1:
-                self.random.shuffle(sent)
+                chance.shuffle(sent)
                 # Several engines at once, so that no one's order is kept.
                 parts = [sent[place :: len(self.clients)] for place in range(len(self.clients))]
                 await asyncio.gather(
                     *(
-                        self._send(part, client)
+                        self._send(part, client, chance)
                         for part, client in zip(parts, self.clients, strict=True)
                     )
                 )
             else:
-                await self._send(sent, self.random.choice(self.clients))
+                await self._send(sent, chance.choice(self.clients), chance)
 
-    async def _send(self, ticks: Sequence[ReplayedTick], client: MemoryClient) -> None:
+    async def _send(
+        self, ticks: Sequence[ReplayedTick], client: MemoryClient, chance: Random
+    ) -> None:
         for tick in ticks:
             while True:
                 receipt = await client.publish_tick(
@@ -136,18 +140,18 @@ class Load:
                 await asyncio.sleep(_AGAIN_S)
             self.ledger.confirm(tick.world, tick.tick, len(tick.decisions))
             self._now[tick.world] = max(self._now.get(tick.world, 0), tick.tick)
-            await self._pause(self._stopping, 1 / self.pace.ticks_per_s)
+            await _pause(self._stopping, 1 / self.pace.ticks_per_s, chance)
 
-    async def _ask(self, world: str) -> None:
+    async def _ask(self, world: str, chance: Random) -> None:
         others = tuple(other for other in self.worlds if other != world)
         loop = asyncio.get_running_loop()
         while not self._silent.is_set():
-            agents = self.random.sample(self.trace.agents, min(_QUERIES, len(self.trace.agents)))
+            agents = chance.sample(self.trace.agents, min(_QUERIES, len(self.trace.agents)))
             queries: list[tuple[str | int, str]] = [
-                (agent, self.random.choice(self.trace.observations)) for agent in agents
+                (agent, chance.choice(self.trace.observations)) for agent in agents
             ]
             options: dict[str, Any] = {"tick": self._now.get(world, 0), "timeout_s": DEADLINE_S}
-            client = self.random.choice(self.clients)
+            client = chance.choice(self.clients)
             began_s, stalled_s = loop.time(), self._stalled_s
             answers = await client.recall_many(world, queries, **options)
             took_s = loop.time() - began_s
@@ -167,7 +171,7 @@ class Load:
                     )
                 )
                 self._asked.notify_all()
-            await self._pause(self._silent, 1 / self.pace.recalls_per_s)
+            await _pause(self._silent, 1 / self.pace.recalls_per_s, chance)
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -176,10 +180,11 @@ class Load:
             await asyncio.sleep(_BEAT_S)
             self._stalled_s += max(0.0, loop.time() - began_s - 2 * _BEAT_S)
 
-    async def _pause(self, over: asyncio.Event, seconds: float) -> None:
-        """A pause of so long on average, or until it is over."""
-        try:
-            async with asyncio.timeout(seconds * self.random.uniform(0.5, 1.5)):
-                await over.wait()
-        except TimeoutError:
-            return
+
+async def _pause(over: asyncio.Event, seconds: float, chance: Random) -> None:
+    """A pause of so long on average, or until it is over."""
+    try:
+        async with asyncio.timeout(seconds * chance.uniform(0.5, 1.5)):
+            await over.wait()
+    except TimeoutError:
+        return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.chaos.figures import Figures, table, total
+from tests.chaos.figures import Figures, as_json, table, total
 from tests.chaos.ledger import TOLERANCE_S, Found, Ledger, Recall, Stored, Verdict
 from tests.chaos.replay import Trace, replay
 from tests.running import SOUND
@@ -272,3 +273,6 @@ def test_figures_are_summed_and_the_longest_recovery_kept() -> None:
         "events published 200, faults injected 6, lost 0, duplicated 0, wrong-agent 0,"
         " recalls late 2, longest recovery 2.5 s"
     )
+    told = json.loads(as_json(runs, seed=7))
+    assert (told["seed"], told["total"]) == (7, total(runs))
+    assert [run["scenario"] for run in told["scenarios"]] == ["killed", "scaled"]
