@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sqlalchemy import make_url
+
 from tests.chaos.stack import Stack
 from tests.proxy import Door, door
 from tickmind.local.ports import LOOPBACK
@@ -26,7 +28,7 @@ class Doors:
     def database_url(self, settings: DatabaseSettings) -> str:
         """Where services find a database of the stack."""
         assert settings.database_url is not None
-        name = settings.database_url.get_secret_value().rsplit("/", 1)[1].partition("?")[0]
+        name = make_url(settings.database_url.get_secret_value()).database
         return f"postgresql://{SUPERUSER}@{LOOPBACK}:{self.database.port}/{name}"
 
     def services_url(self, settings: BrokerSettings) -> str:

@@ -17,9 +17,10 @@ from tests.chaos.broken_network import (
 )
 from tests.chaos.fleet import SERVICES
 from tests.chaos.load import Pace
+from tests.chaos.network import Doors
 from tests.chaos.readiness import until_all_ready, until_unready
 from tests.chaos.stack import Stack
-from tests.chaos.town import Doors, Scenario, Town, town
+from tests.chaos.town import Scenario, Town, town
 from tests.proxy import Door, door
 from tickmind.local.ports import LOOPBACK
 
