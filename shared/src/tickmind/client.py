@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from aio_pika.abc import (
 )
 from aio_pika.exceptions import DeliveryError, PublishError
 from pydantic import SecretStr, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from tickmind.clean import clean_text
 from tickmind.connecting import BROKER_ERRORS, declare, losses_told, url_for
@@ -273,8 +275,7 @@ class MemoryClient:
             )
         except ValidationError as exc:
             raise InvalidMessage(explain(exc)) from exc
-        # Absent is the same as null, and a retriever of before need not know what is new.
-        body = request.model_dump_json(exclude_none=True).encode()
+        body = _body(request)
         asking = f"publish {RECALL_QUEUE.name}"
         with span(asking, kind=SpanKind.CLIENT, attributes=_ASKS) as current:
             current.set_attribute("tickmind.queries", len(queries))
@@ -376,6 +377,16 @@ async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]
                 headers=headers,
             )
             await exchange.publish(message, routing_key=key, mandatory=True)
+
+
+def _body(request: RecallRequest) -> bytes:
+    # Absent is the same as null, and a retriever of before need not know what is new.
+    try:
+        return request.model_dump_json(exclude_none=True).encode()
+    except (PydanticSerializationError, UnicodeEncodeError):
+        # A lone surrogate in one of `kinds`, which goes as its escape: it is replaced where it is
+        # read, as it was in what is recorded.
+        return json.dumps(request.model_dump(exclude_none=True)).encode()
 
 
 def _sayable(text: object) -> object:

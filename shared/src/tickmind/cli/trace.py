@@ -51,6 +51,8 @@ def opened(path: Path) -> Iterator[int]:
     except OSError as exc:
         raise ConfigurationError(f"cannot read {path}: {exc.strerror}") from exc
     try:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise ConfigurationError(f"cannot read {path}: it is a directory")
         yield descriptor
     finally:
         os.close(descriptor)
