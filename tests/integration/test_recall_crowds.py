@@ -180,3 +180,34 @@ async def test_running_statement_is_gone_after_the_deadline(
         assert reply.replies[0].reason == "deadline"
         await eventually(running, lambda count: count == 0, what="its end", timeout_s=5)
     await pool.dispose()
+
+
+async def test_requests_that_would_be_cut_off_are_refused_at_once(
+    database: Database, database_settings: DatabaseSettings
+) -> None:
+    """While rankings hang, no more are begun than keep the database busy; then all is as before."""
+    await embedded(database, ["fish", "rain"])
+    settings = retriever_settings(database_settings, database_pool_size=3)
+    async with retrieving(database, settings) as retriever:
+
+        def shed() -> float | None:
+            return retriever.registry.get_sample_value("tickmind_recalls_shed_total")
+
+        async with database.writing() as session:
+            await session.execute(text("LOCK TABLE recall_index IN ACCESS EXCLUSIVE MODE"))
+            in_vain = [retriever.recall(("alice", f"fish {n}"), deadline_ms=300) for n in range(30)]
+            reasons = {reply.replies[0].reason for reply in await asyncio.gather(*in_vain)}
+            assert reasons == {"deadline"}
+            assert shed() == 0
+            waiting = [
+                asyncio.create_task(retriever.recall(("alice", "fish"), deadline_ms=60_000))
+                for _ in range(5)
+            ]
+            done, begun = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert (len(done), len(begun)) == (3, 2)
+            assert {one.result().replies[0].reason for one in done} == {"deadline"}
+            assert shed() == 3
+        assert {(await one).replies[0].status for one in begun} == {"ok"}
+        for n in range(10):
+            assert (await retriever.recall(("alice", f"rain {n}"))).replies[0].status == "ok"
+        assert shed() == 3

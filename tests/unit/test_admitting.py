@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -11,11 +12,11 @@ from tickmind_retriever.admitting import Admission
 
 @pytest.fixture
 def busy() -> Iterator[Admission]:
-    """Answers take 0.5 s, and two requests, as many as `free`, are under way."""
+    """Answers take 0.5 s, and one request is under way."""
     admission = Admission(free=2)
     for _ in range(100):
-        admission.answered(0.5)
-    with admission.begun(), admission.begun():
+        admission.answered(after_s=0.5)
+    with admission.begun():
         yield admission
 
 
@@ -28,33 +29,44 @@ def test_request_that_did_not_wait_is_begun_however_short_its_deadline(busy: Adm
     assert busy.admits(left_s=0.05, waited_s=0.0)
 
 
-def test_request_is_begun_while_few_are_under_way() -> None:
+def test_first_request_is_begun_whatever_is_expected() -> None:
     admission = Admission(free=2)
-    admission.cut_off(0.8)
-    with admission.begun():
-        assert admission.admits(left_s=0.1, waited_s=0.7)
-        with admission.begun():
-            assert not admission.admits(left_s=0.1, waited_s=0.7)
-        assert admission.admits(left_s=0.1, waited_s=0.7)
-
-
-def test_nothing_is_refused_before_anything_took_long() -> None:
-    admission = Admission(free=0)
-    assert admission.admits(left_s=0.001, waited_s=0.799)
-
-
-def test_requests_begun_in_vain_raise_what_is_expected() -> None:
-    admission = Admission(free=0)
-    for _ in range(20):
-        admission.cut_off(0.4)
-    assert admission.expected_s == pytest.approx(0.4, rel=0.02)
-    admission.cut_off(0.1)  # it would have taken longer: no sign of being quick
-    assert admission.expected_s == pytest.approx(0.4, rel=0.02)
-
-
-def test_quick_answers_lower_what_is_expected_within_a_hundred() -> None:
-    admission = Admission(free=0)
-    admission.cut_off(4.0)
     for _ in range(100):
-        admission.answered(0.01)
-    assert admission.expected_s < 0.02
+        admission.answered(after_s=0.5)
+    assert admission.admits(left_s=0.1, waited_s=0.7)
+
+
+def test_no_more_are_begun_than_end_in_time() -> None:
+    admission = Admission(free=2)
+    with ExitStack() as under_way:
+        for _ in range(20):
+            assert admission.admits(left_s=0.8, waited_s=0.0)
+            under_way.enter_context(admission.begun())
+        admission.cut_off(after_s=0.8)
+        assert not admission.admits(left_s=0.8, waited_s=0.0)
+
+
+def test_so_many_are_begun_as_keep_the_database_busy_however_many_are_cut_off() -> None:
+    admission = Admission(free=2)
+    for _ in range(100):
+        admission.cut_off(after_s=0.8)
+    with admission.begun():
+        assert admission.admits(left_s=0.8, waited_s=0.0)
+        with admission.begun():
+            assert not admission.admits(left_s=0.8, waited_s=0.0)
+
+
+def test_answers_let_more_begin_again() -> None:
+    admission = Admission(free=2)
+    admission.cut_off(after_s=0.8)
+    with admission.begun(), admission.begun():
+        for _ in range(3):
+            admission.answered(after_s=0.1)
+        assert admission.admits(left_s=0.8, waited_s=0.0)
+
+
+def test_request_with_a_deadline_shorter_than_answers_take_limits_nobody(busy: Admission) -> None:
+    for _ in range(100):
+        busy.cut_off(after_s=0.02)
+    with busy.begun(), busy.begun():
+        assert busy.admits(left_s=0.8, waited_s=0.0)

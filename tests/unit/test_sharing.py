@@ -257,20 +257,3 @@ async def test_call_that_takes_too_long_keeps_nobody_waiting_and_is_answered_sti
 
     slow.set()
     assert await first == [1]
-
-
-async def test_where_some_wait_too_long_the_newest_are_asked_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They have their time before them; those before them are asked when there is room again."""
-    monkeypatch.setattr("tickmind_retriever.sharing._NEWEST_FIRST_S", -1.0)
-    database = Database()
-    shared = Shared(database.call, parallel=1, most=2)
-    busy = await _busy(shared)
-    asking = _asking(shared, [1], [2], [3])
-    await _settled()
-
-    database.answer()
-
-    assert await asyncio.gather(busy, *asking) == [[0], [2], [4], [6]]
-    assert [questions for _, questions in database.asked] == [[0], [3, 2], [1]]

@@ -1,7 +1,8 @@
-"""Which requests are begun: not those that waited too long to be answered in time."""
+"""Which requests are begun where more is asked than can be answered."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,36 +11,40 @@ __all__ = ["Admission"]
 #: Of its deadline, what a request may have waited without being looked at any closer: less tells
 #: of no overload.
 _WAITED_SHARE = 0.1
-#: How much one request changes what is expected of the next: much where it took longer, so that
-#: twenty that are begun in vain are enough to learn from; little where it was quicker.
-_RISE, _FALL = 0.2, 0.05
+#: How much one answer changes what is expected of the next.
+_LEARNT = 0.1
+#: How many may be under way: less by so much with each request that was begun in vain, more by one
+#: whenever as many as are allowed were answered (additive increase, multiplicative decrease; Chiu
+#: and Jain 1989).
+_DECREASE = 0.9
 
 
 class Admission:
-    """Where more is asked than can be answered, requests wait in the queue, which hands out the
-    oldest first: those with the least time left. Begun all the same, nearly all would be cut off
-    at their deadlines, with the work of each thrown away and hardly any answered. So one that has
-    waited is begun only if it has as much time left as answers take just now, or if few are under
-    way; else it is refused at once, which lets the younger ones behind it come in time.
+    """Refuses at once what would be cut off at its deadline, so that others are answered.
 
-    `free`: requests under way that keep the database busy; with fewer, any is begun.
+    Requests wait in the queue, which hands out the oldest first: those with the least time left.
+    Begun all the same, each would be cut off with its work thrown away. So one that has waited is
+    begun only if it has as much time left as answers take; and no more are under way than end in
+    time.
+
+    `free`: requests under way that keep the database busy: so many may be. While none is, any is
+    begun, to learn from.
     """
 
     def __init__(self, *, free: int) -> None:
         self._free = free
         self._under_way = 0
+        self._limit = math.inf
         self._expected_s = 0.0
-
-    @property
-    def expected_s(self) -> float:
-        """How long answers take just now, rather more than less."""
-        return self._expected_s
 
     def admits(self, *, left_s: float, waited_s: float) -> bool:
         """Whether to begin a request that has so much time left and waited so long before."""
-        if self._under_way < self._free or waited_s < (left_s + waited_s) * _WAITED_SHARE:
+        if not self._under_way:
             return True
-        return left_s >= self._expected_s
+        if self._under_way >= self._limit:
+            return False
+        waited = waited_s >= (left_s + waited_s) * _WAITED_SHARE
+        return not waited or left_s >= self._expected_s
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -50,14 +55,14 @@ class Admission:
         finally:
             self._under_way -= 1
 
-    def answered(self, after_s: float) -> None:
+    def answered(self, *, after_s: float) -> None:
         """The first agent of a request was answered so long after it was begun."""
-        self._learn(after_s)
+        self._expected_s += _LEARNT * (after_s - self._expected_s)
+        self._limit += 1 / self._limit
 
-    def cut_off(self, after_s: float) -> None:
-        """No agent of a request was answered in that time: it would have taken longer."""
-        self._learn(max(after_s, self._expected_s))
-
-    def _learn(self, took_s: float) -> None:
-        share = _RISE if took_s > self._expected_s else _FALL
-        self._expected_s += share * (took_s - self._expected_s)
+    def cut_off(self, *, after_s: float) -> None:
+        """No agent of a request was answered in that time. What had less than answers take tells of
+        its own deadline, not of us."""
+        if after_s >= self._expected_s:
+            most = min(self._limit, self._under_way + 1)
+            self._limit = max(self._free, most * _DECREASE)

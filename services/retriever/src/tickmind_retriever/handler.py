@@ -51,10 +51,7 @@ _CUT_OFF_S = 2.0
 #: quarter, at most so long (exact ranking takes 5 ms for 1,000 memories, 250 ms for 50,000).
 _RANKING_SHARE = 0.25
 _RANKING_MOST_S = 0.5
-#: Requests under way for each statement that may run at once, with which the database is kept busy
-#: though one of them waits for a vector.
-_REQUESTS_A_STATEMENT = 2
-_SHED = "more is asked than can be answered in time: this waited too long"
+_SHED = "more is asked than can be answered: there was no time left to answer this, too"
 #: What no space has for its id: nothing waits for vectors there.
 _NO_SPACE = 0
 
@@ -79,7 +76,7 @@ class Handler:
         self._metrics = metrics
         self._ranking = ranking
         self._reserve_s = reserve_s
-        self._admission = Admission(free=_REQUESTS_A_STATEMENT * parallel)
+        self._admission = Admission(free=parallel)
         self._awaiting = Awaiting(database)
         self._ranker = Ranker(
             database,
@@ -123,9 +120,9 @@ class Handler:
             in_time = await self._within(until, asking)
         if request.options.wait_for_tick is None:  # else it waited for something else, too
             if answers.first_at is not None:
-                self._admission.answered(answers.first_at - since)
+                self._admission.answered(after_s=answers.first_at - since)
             elif not in_time:
-                self._admission.cut_off(time.monotonic() - since)
+                self._admission.cut_off(after_s=time.monotonic() - since)
         self._metrics.seconds.observe(loop.time() - begun, exemplar())
         return self._told(answers)
 

@@ -24,7 +24,7 @@ class Metrics:
         begin_at_zero(self.recalls, (("ok", ""), *(("empty", reason) for reason in _EMPTY)))
         self.shed = Counter(
             "tickmind_recalls_shed",
-            "Requests refused at once: they had waited too long to be answered in time",
+            "Requests refused at once, since they would not have been answered in time",
             registry=registry,
         )
         self.seconds = Histogram(

@@ -14,11 +14,6 @@ from tickmind.tracing import span
 
 __all__ = ["Shared"]
 
-#: Where some wait longer than this, more is asked than can be answered, and the newest go first:
-#: they have their time before them, and the others would be too late anyway. Without it, at three
-#: times of what can be answered, all are (see benchmarks/NOTES.md). A statement takes 10 to 30 ms.
-_NEWEST_FIRST_S = 0.15
-
 K = TypeVar("K", bound=Hashable)
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -30,7 +25,6 @@ class _Ask(Generic[Q, A]):
 
     questions: Sequence[Q]
     answers: asyncio.Future[Sequence[A]]
-    since: float
     trace: Context = field(default_factory=get_current)
 
 
@@ -71,10 +65,8 @@ class Shared(Generic[K, Q, A]):
         cancelled too, and its place is free at once: a server that does not answer may not take
         the cancellation either.
         """
-        loop = asyncio.get_running_loop()
-        asked: _Ask[Q, A] = _Ask(
-            questions=questions, answers=loop.create_future(), since=loop.time()
-        )
+        answers = asyncio.get_running_loop().create_future()
+        asked: _Ask[Q, A] = _Ask(questions=questions, answers=answers)
         self._waiting.setdefault(key, deque()).append(asked)
         self._depart()
         try:
@@ -102,13 +94,9 @@ class Shared(Generic[K, Q, A]):
         room = self._most
         if self._spread:
             room = min(room, -(-len(waiting) // self._parallel))
-        while waiting and waiting[0].answers.cancelled():
-            waiting.popleft()
-        late = asyncio.get_running_loop().time() - _NEWEST_FIRST_S
-        end = -1 if waiting and waiting[0].since < late else 0
         asks: list[_Ask[Q, A]] = []
-        while waiting and (not asks or len(waiting[end].questions) <= room):
-            asked = waiting.pop() if end else waiting.popleft()
+        while waiting and (not asks or len(waiting[0].questions) <= room):
+            asked = waiting.popleft()
             if not asked.answers.cancelled():
                 asks.append(asked)
                 room -= len(asked.questions)
