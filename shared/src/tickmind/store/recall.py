@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Scored, Watermarks, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
+from tickmind.store.hnsw import Hnsw
 from tickmind.store.recall_signature import Prefilter, candidates
 from tickmind.store.spaces import Generation
 
@@ -252,6 +254,13 @@ _BY_BLEND_OF_CANDIDATES = _statement(
 _BY_WORDS = _statement(_BLENDED, None, words=True)
 
 
+# Each agent with an HNSW index has a statement of its own, see there.
+@lru_cache(maxsize=256)
+def _by_blend_of_nearest(hnsw: Hnsw, nearest: int) -> TextClause:
+    rows = candidates(_FILTERED, _CENTRED, _RECENCY, hnsw=hnsw, nearest=nearest)
+    return _statement(_BLENDED, _CENTRED, words=True, rows=rows)
+
+
 async def rank(
     session: AsyncSession,
     questions: Sequence[Question],
@@ -306,10 +315,14 @@ async def rank(
         statement = _BY_RELEVANCE
         if weights is not None:
             statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
-        if mean is not None and prefilter is not None:
+        if weights is not None and mean is not None and prefilter is not None:
             statement = _BY_BLEND_OF_CANDIDATES
             vectors = [question.vector for question in questions if question.vector is not None]
-            parameters |= prefilter.parameters(vectors)
+            parameters |= prefilter.parameters(
+                vectors, weights, tick=tick, half_life_ticks=half_life_ticks
+            )
+            if prefilter.hnsw is not None and "hnsw_bits" in parameters:
+                statement = _by_blend_of_nearest(prefilter.hnsw, prefilter.nearest)
     found: list[list[Scored]] = [[] for _ in questions]
     for row in (await session.execute(statement, parameters)).all():
         found[row.asked - 1].append(
