@@ -9,13 +9,15 @@ blended, with default weights and half-life, by the statements the retriever sen
 exact ranking, the share that the ranking by signatures has, too; the mean over all questions.
 `cpu_share_<set>_<rows>`: PostgreSQL's processor time for a recall by signatures over that for an
 exact one, the two taking turns; `cpu_share_<rows>` is that of the wide set. `cpu_ms_…` are the two
-themselves.
+themselves. The same with `_hnsw` at its end: by an HNSW index over all of the agent's memories;
+`hnsw_build_s_<rows>`, `hnsw_bytes_a_row_<rows>`: what that costs.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,8 @@ from tickmind.database import Database
 from tickmind.local.postgres import running_postgres
 from tickmind.memory import Weights
 from tickmind.settings import DatabaseSettings
+from tickmind.store import hnsw
+from tickmind.store.hnsw import NEAREST, Hnsw
 from tickmind.store.recall import Filters, Question, rank
 from tickmind.store.recall_signature import CANDIDATES, Prefilter
 from tickmind.store.signing import Signers
@@ -56,6 +60,9 @@ class Options:
     questions: int = 200
     rows_ranked: int = 10_000_000
     candidates: tuple[int, ...] = (CANDIDATES,)
+    #: Agents of so many wide memories get an HNSW index, which is asked for so many.
+    hnsw_from: int = 50_000
+    nearest: tuple[int, ...] = (NEAREST,)
 
 
 async def run(report: _Say, options: Options | None = None) -> Report:
@@ -115,32 +122,66 @@ async def _size(
         async def best(query: np.ndarray, prefilter: Prefilter | None) -> list[int]:
             return await _best(session, generation, agent_id, query, prefilter)
 
-        plans: dict[int, Prefilter | None] = {0: None}
-        plans |= {most: Prefilter(signer=signer, most=most) for most in options.candidates}
-        answers: dict[int, list[list[int]]] = {most: [] for most in plans}
+        plans: dict[str, Prefilter | None] = {"exact": None}
+        plans |= {
+            "" if most == CANDIDATES else f"_of_{most}": Prefilter(signer=signer, most=most)
+            for most in options.candidates
+        }
+        if name == "wide" and size >= options.hnsw_from:
+            index = await _indexed(session, server, size, generation, agent_id, found)
+            plans |= {
+                "_hnsw" if nearest == NEAREST else f"_hnsw_of_{nearest}": Prefilter(
+                    signer=signer, hnsw=index, nearest=nearest
+                )
+                for nearest in options.nearest
+            }
+        answers: dict[str, list[list[int]]] = {plan: [] for plan in plans}
         cpu = dict.fromkeys(plans, 0.0)
         for prefilter in plans.values():
             await best(asked[0], prefilter)  # prepared, and read from the disk
         for query in asked:
-            for most, prefilter in plans.items():
+            for plan, prefilter in plans.items():
                 clock = TaskClock(server)
-                answers[most].append(await best(query, prefilter))
-                cpu[most] += clock.seconds()
-    each = {most: cpu[most] / count * 1000 for most in plans}
-    for most in options.candidates:
-        suffix = "" if most == CANDIDATES else f"_of_{most}"
-        aim = at_least(0.995) if not suffix else None
+                answers[plan].append(await best(query, prefilter))
+                cpu[plan] += clock.seconds()
+    each = {plan: cpu[plan] / count * 1000 for plan in plans}
+    for plan in plans:
+        if plan == "exact":
+            continue
         for k in (5, 10):
             share = [
                 len(set(exact[:k]) & set(mine[:k])) / k
-                for exact, mine in zip(answers[0], answers[most], strict=True)
+                for exact, mine in zip(answers["exact"], answers[plan], strict=True)
             ]
-            found.add(f"recall{k}_{name}_{size}{suffix}", float(np.mean(share)), "", aim)
-        found.add(f"cpu_ms_{name}_{size}{suffix}", each[most], "ms")
-    found.add(f"cpu_ms_exact_{name}_{size}", each[0], "ms")
+            aim = at_least(0.995) if plan in ("", "_hnsw") else None
+            found.add(f"recall{k}_{name}_{size}{plan}", float(np.mean(share)), "", aim)
+        found.add(f"cpu_ms_{name}_{size}{plan}", each[plan], "ms")
+    found.add(f"cpu_ms_exact_{name}_{size}", each["exact"], "ms")
     told = f"{size}" if name == "wide" else f"{name}_{size}"
     aim = at_most(1 / 3) if name == "wide" and size >= 10_000 else None
-    found.add(f"cpu_share_{told}", each[options.candidates[0]] / each[0], "of exact", aim)
+    found.add(f"cpu_share_{told}", each[""] / each["exact"], "of exact", aim)
+    if "_hnsw" in plans:
+        found.add(f"cpu_share_{told}_hnsw", each["_hnsw"] / each["exact"], "of exact", aim)
+
+
+async def _indexed(
+    session: AsyncSession,
+    server: int,
+    size: int,
+    generation: Generation,
+    agent_id: int,
+    found: Report,
+) -> Hnsw:
+    """An agent's HNSW index, over all it remembers; what it costs."""
+    rows, index = await hnsw.extent(session, generation.id, agent_id)
+    assert index is not None
+    begun, clock = time.monotonic(), TaskClock(server)
+    await hnsw.build(session, index, rows)
+    found.add(f"hnsw_build_s_{size}", time.monotonic() - begun, "s")
+    found.add(f"hnsw_build_cpu_s_{size}", clock.seconds(), "s of the process that leads")
+    sizes = {kept.hnsw: kept.size_bytes for kept in await hnsw.kept(session)}
+    found.add(f"hnsw_bytes_a_row_{size}", sizes[index] / rows, "bytes")
+    return index
 
 
 async def _best(

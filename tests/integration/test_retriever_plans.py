@@ -121,7 +121,7 @@ async def test_retriever_follows_to_a_new_generation(
 
 
 def _found(registry: CollectorRegistry, found: str) -> float:
-    labels = {"found": found}
+    labels = {"plan": "signatures", "found": found}
     return registry.get_sample_value("tickmind_recall_audit_total", labels) or 0.0
 
 

@@ -17,13 +17,17 @@ from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
+from tests.remembering import counted, known, remember
 from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.database import Database, sqlstate
+from tickmind.hashed import hash_embed
 from tickmind.local.postgres import LocalPostgres
 from tickmind.local.provider.running import Provider
 from tickmind.local.rabbitmq import LocalRabbitmq
+from tickmind.reindexing import Reindexing
 from tickmind.settings import BrokerSettings, DatabaseSettings
+from tickmind.store.spaces import Space
 from tickmind.tables import metadata
 from tickmind_embedder.app import create_app as create_embedder
 from tickmind_embedder.settings import EmbedderSettings
@@ -186,6 +190,30 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
     await owner.dispose()
 
 
+async def test_embedder_builds_the_recall_index_anew_with_its_own_rights(
+    servers: _Servers,
+) -> None:
+    """And signs what was linked before it was signed."""
+    database = Database(servers.database("tickmind_embedder"), application="test")
+    owner = Database(servers.database("tickmind"), application="test")
+    texts = [f"text {i}" for i in range(40)]
+    space = Space(model="hash", dimensions=64)
+    await known(owner, {}, space)
+    await remember(owner, texts)
+    await known(owner, {told: hash_embed(told, 64) for told in texts}, space)
+    reindexing = Reindexing(database.writing)
+    assert await reindexing.build() is not None
+    async with owner.writing() as session:
+        await session.execute(text("UPDATE recall_index SET signature = NULL"))
+    build = await reindexing.current()
+    assert build is not None
+    await reindexing.tend(build)
+    await database.dispose()
+    unsigned = "recall_index WHERE generation_id = :id AND signature IS NULL"
+    assert await counted(owner, unsigned, id=build.active_id) == 0
+    await owner.dispose()
+
+
 _REFUSED = [
     ("tickmind_recorder", "SELECT context FROM memory"),
     ("tickmind_recorder", "SELECT vector FROM embedding"),
@@ -197,6 +225,7 @@ _REFUSED = [
     ("tickmind_retriever", "INSERT INTO world (name) VALUES ('mine')"),
     ("tickmind_retriever", "UPDATE index_generation SET status = 'retired'"),
     ("tickmind_retriever", "SELECT body FROM reject"),
+    *((role, "CREATE INDEX ON recall_index (tick)") for role in RIGHTS),
     *((role, "CREATE TABLE mine (id int)") for role in RIGHTS),
     *((role, "CREATE TABLE extensions.mine (id int)") for role in RIGHTS),
     *((role, "DROP TABLE memory") for role in RIGHTS),

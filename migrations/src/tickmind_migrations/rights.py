@@ -44,7 +44,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "embedding": "SELECT, INSERT, DELETE",
         "pending_embedding": "SELECT, INSERT, UPDATE, DELETE",
         "embedding_job": "SELECT, INSERT, UPDATE, DELETE",
-        "recall_index": "SELECT, INSERT, DELETE",
+        "recall_index": "SELECT, INSERT, UPDATE (signature), DELETE",
         "signature": "SELECT, INSERT, DELETE",
         "task_lease": "SELECT, INSERT, UPDATE, DELETE",
         **_BUDGET,

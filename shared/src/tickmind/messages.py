@@ -235,7 +235,7 @@ class Explained(_Contract):
     """How one query was ranked. `rows`: the agent's memories that have a vector; `scored`: how many
     of them were scored exactly; `ms`: milliseconds by step."""
 
-    plan: Literal["exact", "signatures"]
+    plan: Literal["exact", "signatures", "hnsw"]
     rows: int
     scored: int
     ms: dict[str, float]

@@ -1,4 +1,5 @@
-"""Whether ranking by signatures finds what the exact ranking does: looked into now and then."""
+"""Whether ranking by signatures, or by an index, finds what the exact ranking does: looked into now
+and then."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Auditing:
     """One audit at a time, of one question, when nothing else is ranked. Both rankings see the
     same moment of the database, so that what is recorded meanwhile is no difference.
 
-    `counted`: by `found`, the memories of the exact ranking that the other had, and had not.
+    `counted`: by `plan` and `found`, the memories of the exact ranking that the other had, and had
+    not.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Auditing:
             return
         ids = {memory.id for memory in found}
         missed = sum(memory.id not in ids for memory in exact)
-        self._counted.labels("true").inc(len(exact) - missed)
-        self._counted.labels("false").inc(missed)
+        plan = "signatures" if prefilter.hnsw is None else "hnsw"
+        self._counted.labels(plan, "true").inc(len(exact) - missed)
+        self._counted.labels(plan, "false").inc(missed)
 
     async def _idle(self) -> bool:
         """Wait for an idle moment; False: there is none."""

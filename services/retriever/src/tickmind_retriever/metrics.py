@@ -33,9 +33,16 @@ class Metrics:
             buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2),
             registry=registry,
         )
+        self.plans = Counter(
+            "tickmind_recall_plans",
+            "Agents' memories ranked, by how",
+            ["plan"],
+            registry=registry,
+        )
+        begin_at_zero(self.plans, ((plan,) for plan in ("exact", "signatures", "hnsw")))
         self.audited = Counter(
             "tickmind_recall_audit",
-            "Of sampled recalls' exact best memories: whether ranking by signatures found them",
-            ["found"],
+            "Of sampled recalls' exact best memories: whether ranking by this plan found them",
+            ["plan", "found"],
             registry=registry,
         )

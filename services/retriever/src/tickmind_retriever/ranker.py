@@ -23,7 +23,7 @@ from tickmind_retriever.auditing import Auditing
 from tickmind_retriever.chosen import chosen
 from tickmind_retriever.fallback import Fallback, Unembedded
 from tickmind_retriever.metrics import Metrics
-from tickmind_retriever.plans import Plans
+from tickmind_retriever.plans import EXACT, Plan, Plans
 from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.ranking import Terms
 from tickmind_retriever.sharing import Shared
@@ -50,7 +50,7 @@ class _Manner:
 
     generation: Generation
     terms: Terms
-    by_signatures: bool = False
+    plan: Plan = EXACT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ class Ranker:
         # Words take a fifth of the time that vectors take.
         by_words = max(1, parallel // 4)
         self._database = database
+        self._metrics = metrics
         self._parallel = max(1, parallel - by_words)
         self._words = Words(database, parallel=by_words)
         self._fallback = Fallback(database, self._words, parallel=self._parallel)
@@ -198,8 +199,13 @@ class Ranker:
         turns: asyncio.Semaphore,
         words: Mapping[int, asyncio.Task[_Found]],
     ) -> None:
+        used: dict[int, tuple[Plan, int]] = {}
+
         async def ask(terms: Terms, asked: Sequence[Question]) -> Sequence[list[Scored]]:
-            return await self._ranked(_Manner(generation=generation, terms=terms), asked)
+            agents = {question.agent_id for question in asked}
+            plans = await self._plans.of(generation, agents, terms)
+            used.update({id_: (plan, terms.k) for id_, plan in plans.items()})
+            return await self._ranked(_Manner(generation=generation, terms=terms), plans, asked)
 
         places = [place for place, _ in questions]
         begun = asyncio.get_running_loop().time()
@@ -214,7 +220,7 @@ class Ranker:
             async with turns:
                 ranked = await chosen(ask, asking.terms, both, with_core=found.with_core)
             if asking.answers.request.options.explain:
-                explained = await self._explained(asking, generation, questions, begun)
+                explained = await self._explained(asking, generation, questions, used, begun)
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
             asking.answers.fill("database", detail_of(exc), places=places)
@@ -227,38 +233,39 @@ class Ranker:
         asking: Asking,
         generation: Generation,
         questions: Sequence[tuple[int, Question]],
+        used: Mapping[int, tuple[Plan, int]],
         begun: float,
     ) -> Sequence[Explained]:
-        """How they were ranked, since `begun`."""
+        """How they were ranked, since `begun`; `used`: by agent, the last plan, and for how many
+        memories."""
         answers, took = asking.answers, {"rank": ms_since(begun)}
         return await self._plans.explained(
             generation,
-            [asked.agent_id for _, asked in questions],
-            k=asking.terms.k,
+            [(asked.agent_id, *used[asked.agent_id]) for _, asked in questions],
             by_relevance=asking.terms.weights is None,
             ms=[answers.ms | {"embed": answers.embed_ms[place]} | took for place, _ in questions],
         )
 
     async def _ranked(
-        self, manner: _Manner, questions: Sequence[Question]
+        self, manner: _Manner, plans: Mapping[int, Plan], questions: Sequence[Question]
     ) -> Sequence[list[Scored]]:
-        """Each by the plan for an agent of its size."""
-        agents = {asked.agent_id for asked in questions}
-        large = await self._plans.large(manner.generation, agents)
-        if not large:
-            return await self._rankings.ask(manner, questions)
-        if all(asked.agent_id in large for asked in questions):
-            return await self._rankings.ask(replace(manner, by_signatures=True), questions)
-        # Each plan has statements of its own; the answers in the questions' order.
-        asks = [
-            self._rankings.ask(
-                replace(manner, by_signatures=by_signatures),
-                [asked for asked in questions if (asked.agent_id in large) is by_signatures],
+        """Each by the plan for its agent; each plan has statements of its own."""
+        by_plan: dict[Plan, list[int]] = {}
+        for place, asked in enumerate(questions):
+            by_plan.setdefault(plans[asked.agent_id], []).append(place)
+        answers = await asyncio.gather(
+            *(
+                self._rankings.ask(
+                    replace(manner, plan=plan), [questions[place] for place in places]
+                )
+                for plan, places in by_plan.items()
             )
-            for by_signatures in (True, False)
-        ]
-        of_large, of_small = map(iter, await asyncio.gather(*asks))
-        return [next(of_large if asked.agent_id in large else of_small) for asked in questions]
+        )
+        ranked: list[list[Scored]] = [[] for _ in questions]
+        for places, found in zip(by_plan.values(), answers, strict=True):
+            for place, memories in zip(places, found, strict=True):
+                ranked[place] = memories
+        return ranked
 
     async def without_vectors(
         self,
@@ -295,9 +302,7 @@ class Ranker:
         self, manner: _Manner, questions: Sequence[Question]
     ) -> list[list[Scored]]:
         terms = manner.terms
-        prefilter = None
-        if manner.by_signatures:
-            prefilter = await self._plans.prefilter(manner.generation, terms.k)
+        prefilter = await self._plans.prefilter(manner.generation, terms.k, manner.plan)
         ranking = partial(
             rank,
             generation=manner.generation,
@@ -309,6 +314,7 @@ class Ranker:
         )
         async with self._database.reading() as session:
             found = await ranking(session, questions, prefilter=prefilter)
+        self._metrics.plans.labels(manner.plan.name).inc(len(questions))
         if prefilter is not None:
             self._auditing.offer(ranking, questions, prefilter)
         return found

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from tickmind.cli import (
     asyncapi,
     estimate,
+    hnsw,
     inspect,
     policy,
     rejects,
@@ -52,7 +53,7 @@ _ORDER = (
     *("demo", "up"),
     *("migrate", "recorder", "embedder", "retriever"),
     *("publish", "recall"),
-    *("status", "gaps", "rejects", "parked", "space", "delete"),
+    *("status", "gaps", "rejects", "parked", "space", "hnsw", "delete"),
     *("policy", "estimate", "asyncapi"),
 )
 
@@ -72,7 +73,7 @@ def create_app() -> typer.Typer:
     )
     app.callback()(_root)
     for module in (
-        *(stack, services, traffic, inspect, rejects, space, removal),
+        *(stack, services, traffic, inspect, rejects, space, hnsw, removal),
         *(policy, estimate, asyncapi),
     ):
         module.register(app)

@@ -66,6 +66,7 @@ async def _deleted(
 ) -> dict[str, Any] | None:
     """What went, in numbers; None: the person said no. Raises CommandFailed."""
     from tickmind.cli.asking import agreed
+    from tickmind.cli.hnsw_indexes import drop_those_of
     from tickmind.cli.output import progress
     from tickmind.cli.servers import open_database
     from tickmind.removing import collect, delete
@@ -76,6 +77,7 @@ async def _deleted(
         )
         if not agreed(question, yes=yes):
             return None
+        await drop_those_of(pool, world, agent)
         done = 0
         with progress("Deleting", total=gone["memories"]) as bar:
 

@@ -222,12 +222,15 @@ def activate(
     One that was used before first gets what came since, and is waited for.
     The space before is kept as it is, until it is dropped.
     """
+    from tickmind.cli.hnsw_indexes import note_superseded
     from tickmind.cli.output import print_json, say
     from tickmind.cli.servers import database_settings
     from tickmind.cli.spaces import activated
     from tickmind.serving import name_of
 
-    before, now = asyncio.run(activated(database_settings(), space, force=force))
+    settings = database_settings()
+    before, now = asyncio.run(activated(settings, space, force=force))
+    asyncio.run(note_superseded(settings))
     if as_json:
         print_json({"before": before.id if before else None, "space": space_json(now)})
         return
@@ -265,12 +268,14 @@ def reindex(as_json: Json = False) -> int:
     It costs no embedding. Embedders do so once by themselves; where one is at it already, this
     waits. May be interrupted: an embedder, or this command, goes on with it.
     """
+    from tickmind.cli.hnsw_indexes import note_superseded
     from tickmind.cli.output import note, print_json, say
     from tickmind.cli.reindexing import reindexed
     from tickmind.cli.servers import database_settings
     from tickmind.serving import name_of
 
-    state = asyncio.run(reindexed(database_settings()))
+    settings = database_settings()
+    state = asyncio.run(reindexed(settings))
     if state is None:
         note("too few texts are embedded to know what they have in common: 32 are needed")
         return 1
@@ -281,6 +286,7 @@ def reindex(as_json: Json = False) -> int:
             f"space {state.id}, {name_of(state.space)}: {state.indexed} memories indexed anew"
             f" (generation {state.generation_id}); an embedder deletes the index before"
         )
+    asyncio.run(note_superseded(settings))
     return 0
 
 

@@ -191,7 +191,9 @@ _STEPS = {"find": "agent found", "embed": "observation embedded", "rank": "ranke
 
 
 def _explained_in_words(how: Mapping[str, Any]) -> str:
-    if how["plan"] == "signatures":
+    if how["plan"] == "hnsw":
+        plan = f"{how['rows']} memories by their HNSW index, the best {how['scored']} exactly"
+    elif how["plan"] == "signatures":
         plan = f"{how['rows']} memories by their signatures, the best {how['scored']} exactly"
     else:
         plan = f"{how['rows']} memories, all exactly"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tickmind.driver import Statement, fetch, numbered
 from tickmind.memory import Scored, Watermarks, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
+from tickmind.store.hnsw import Hnsw
 from tickmind.store.recall_signature import Prefilter, candidates, nearest
 from tickmind.store.spaces import Generation
 
@@ -258,6 +260,13 @@ _BY_BLEND_OF_CANDIDATES = _statement(
 _BY_WORDS = _statement(_BLENDED, None, words=True)
 
 
+# Each agent with an HNSW index has a statement of its own, see there.
+@lru_cache(maxsize=256)
+def _by_blend_of_nearest(hnsw: Hnsw, most: int) -> Statement:
+    rows = candidates(_FILTERED, _CENTRED, _RECENCY, hnsw=hnsw, nearest=most)
+    return _statement(_BLENDED, _CENTRED, words=True, rows=rows)
+
+
 async def rank(
     session: AsyncSession,
     questions: Sequence[Question],
@@ -316,9 +325,13 @@ async def rank(
         if weights is None and prefilter is not None:
             statement = _BY_RELEVANCE_OF_NEAREST
             parameters |= prefilter.raw_parameters(vectors)
-        if mean is not None and prefilter is not None:
+        if weights is not None and mean is not None and prefilter is not None:
             statement = _BY_BLEND_OF_CANDIDATES
-            parameters |= prefilter.parameters(vectors)
+            parameters |= prefilter.parameters(
+                vectors, weights, tick=tick, half_life_ticks=half_life_ticks
+            )
+            if prefilter.hnsw is not None and "hnsw_bits" in parameters:
+                statement = _by_blend_of_nearest(prefilter.hnsw, prefilter.nearest)
     found: list[list[Scored]] = [[] for _ in questions]
     for row in await fetch(session, statement, parameters):
         place, id_, at, kind, content, importance, is_core, relevance, recency, score = row

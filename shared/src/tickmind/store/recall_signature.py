@@ -1,4 +1,4 @@
-"""Ranking a large agent: all of its rows by their signatures, then the best exactly.
+"""Ranking a large agent: its rows by their signatures, then the best exactly.
 
 Every row that the filters let through gets an approximate score from the covering index alone: its
 own recency and importance, and the cosine that its signature's bits stand for. Only the best
@@ -9,6 +9,9 @@ By raw cosine alone (`nearest`), the approximate score is what its bits differ b
 question's signature and from that of the question not centred, together (`Signer.sign_question`).
 Of 200 questions about real texts (384 wide; 1,000 to 20,000 memories) and made vectors (1536;
 10,000 and 50,000) the best 400 held all of the 10 nearest, the best 200 at least .999.
+
+Of an agent with an HNSW index (`store.hnsw`), only what is newer than the index is looked at so;
+its best of what is older come from there.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.driver import fetch, numbered
+from tickmind.memory import Weights
 from tickmind.signature import BITS, Signer
+from tickmind.store.hnsw import Hnsw, older
 from tickmind.store.signing import bit_string
 
 __all__ = ["CANDIDATES", "PAYS_FROM", "RAW_FACTOR", "Prefilter", "candidates", "nearest", "rows_of"]
@@ -37,18 +42,39 @@ RAW_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilter:
-    """Rank the best `most` of each agent by the signatures of a generation."""
+    """Rank the best `most` of each agent by the signatures of a generation.
+
+    `hnsw`: of the one agent that is asked for; what it covers is found by it, `nearest` memories.
+    """
 
     signer: Signer
     most: int = CANDIDATES
+    hnsw: Hnsw | None = None
+    nearest: int = 0
 
-    def parameters(self, queries: Sequence[NDArray[np.float32]]) -> dict[str, object]:
-        """`queries`: (d,) each, not centred."""
+    def parameters(
+        self,
+        queries: Sequence[NDArray[np.float32]],
+        weights: Weights,
+        *,
+        tick: int,
+        half_life_ticks: float,
+    ) -> dict[str, object]:
+        """`queries`: (d,) each, not centred. `hnsw_bits` is among them where the index is able to
+        answer all."""
         signatures = self.signer.sign(np.stack(list(queries)))
-        return {
+        parameters: dict[str, object] = {
             "signatures": [bit_string(signature) for signature in signatures],
             "candidates": self.most,
         }
+        if self.hnsw is not None:
+            sought = [
+                self.hnsw.sought(signature, weights, tick=tick, half_life_ticks=half_life_ticks)
+                for signature in signatures
+            ]
+            if None not in sought:
+                parameters["hnsw_bits"] = sought
+        return parameters
 
     def raw_parameters(self, queries: Sequence[NDArray[np.float32]]) -> dict[str, object]:
         """The same for `nearest`."""
@@ -66,7 +92,7 @@ _CANDIDATES = """
     (SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash
      FROM (SELECT (CAST(:signatures AS bit({bits})[]))[CAST(q.asked AS integer)] AS bits
            OFFSET 0) AS s
-     CROSS JOIN recall_index r
+     CROSS JOIN {rows} r
      WHERE {filtered}
      ORDER BY :w_relevance * CASE
                   WHEN s.bits IS NULL THEN -1
@@ -80,12 +106,28 @@ _CANDIDATES = """
 """
 
 
-def candidates(filtered: str, relevance: str, recency: str) -> str:
+# Of an agent with an HNSW index: what is newer than that, and what it finds.
+_NEWER_AND_NEAREST = """
+    (SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash, r.signature
+     FROM recall_index r WHERE {filtered} AND r.tick >= {before:d}
+     UNION ALL {older})
+"""
+
+
+def candidates(
+    filtered: str, relevance: str, recency: str, *, hnsw: Hnsw | None = None, nearest: int = 0
+) -> str:
     """The rows of recall_index, as a subquery, that are worth to be scored exactly. Rows found
-    otherwise (by words, say) are to be united with them here."""
+    otherwise (by words, say) are to be united with them."""
+    rows = "recall_index"
+    if hnsw is not None:
+        found = older(hnsw, nearest)
+        rows = _NEWER_AND_NEAREST.format(filtered=filtered, before=hnsw.before, older=found)
+        filtered = "true"
     return _CANDIDATES.format(
         bits=BITS,
         angle=math.pi / BITS,
+        rows=rows,
         filtered=filtered,
         relevance=relevance,
         recency=recency,
