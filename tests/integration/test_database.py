@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pgvector.asyncpg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
@@ -15,7 +16,6 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tests.proxy import door
 from tests.recording import count, database_behind
-from tickmind import database as module
 from tickmind.database import Database, DatabaseUnavailable
 from tickmind.local.postgres import LocalPostgres
 from tickmind.settings import DatabaseSettings
@@ -152,19 +152,19 @@ async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
     database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between connecting and the first statement a connection learns its types."""
-    register = module.register_vector
+    register = pgvector.asyncpg.register_vector
 
     async def lost(connection: Any, schema: str) -> None:
         connection.terminate()
         await register(connection, schema=schema)
 
-    monkeypatch.setattr(module, "register_vector", lost)
+    monkeypatch.setattr("tickmind.database.register_vector", lost)
     database = _pool(database_settings, database_pool_size=1)
 
     with pytest.raises(DatabaseUnavailable):
         await _insert(database, "a")
     told = await database.check()
-    monkeypatch.setattr(module, "register_vector", register)
+    monkeypatch.setattr("tickmind.database.register_vector", register)
     await _insert(database, "a")
 
     assert told is not None
