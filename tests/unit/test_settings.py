@@ -57,7 +57,7 @@ def test_a_brokers_url_is_taken_as_it_is_with_our_heartbeat() -> None:
     url = make_url(url_for(settings, name="test"))
 
     assert (url.password, unquote(url.raw_path)) == ("p@", "/a/b")
-    assert dict(url.query) == {"auth": "plain", "heartbeat": "20", "name": "tickmind-test"}
+    assert dict(url.query) == {"auth": "plain", "heartbeat": "10", "name": "tickmind-test"}
 
 
 def test_a_heartbeat_of_the_operators_own_stays() -> None:

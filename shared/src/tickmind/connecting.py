@@ -38,8 +38,10 @@ BROKER_ERRORS = (AMQPError, ConnectionError, OSError, asyncio.TimeoutError, Runt
 CONNECT_TIMEOUT_S = 10.0
 #: An orderly goodbye takes 10 ms; without the broker it waits for its answer for ever.
 GOODBYE_S = 3.0
-#: Seconds between heartbeats: a dead peer is noticed within two of them.
-HEARTBEAT_S = 20
+#: Seconds of a heartbeat. aiormq takes a silent peer for dead after 3 · (10 + 1) s (its
+#: HEARTBEAT_GRACE_MULTIPLIER), so consumers are back well within a minute; 5 to 20 is what
+#: RabbitMQ's documentation ("Heartbeats") calls right for most.
+HEARTBEAT_S = 10
 
 #: What a URL may say to the driver in numbers; it takes anything else for 0: no heartbeats, say.
 _NUMBERS = ("heartbeat", "timeout", "interleave", "happy_eyeballs_delay", "reconnect_interval")
