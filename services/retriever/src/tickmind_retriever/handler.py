@@ -76,7 +76,7 @@ class Handler:
         self._metrics = metrics
         self._ranking = ranking
         self._reserve_s = reserve_s
-        self._admission = Admission(free=parallel)
+        self._admission = Admission()
         self._awaiting = Awaiting(database)
         self._ranker = Ranker(
             database,
@@ -117,12 +117,10 @@ class Handler:
         asking = Asking(answers=answers, terms=terms, begun=begun, without_by=until - kept_s)
         since = time.monotonic()
         with self._admission.begun():
-            in_time = await self._within(until, asking)
-        if request.options.wait_for_tick is None:  # else it waited for something else, too
-            if answers.first_at is not None:
-                self._admission.answered(after_s=answers.first_at - since)
-            elif not in_time:
-                self._admission.cut_off(after_s=time.monotonic() - since)
+            await self._within(until, asking)
+        # One that waited for a tick waited for something else, too.
+        if answers.first_at is not None and request.options.wait_for_tick is None:
+            self._admission.answered(after_s=answers.first_at - since)
         self._metrics.seconds.observe(loop.time() - begun, exemplar())
         return self._told(answers)
 
@@ -132,8 +130,8 @@ class Handler:
             self._metrics.recalls.labels(answer.status, answer.reason or "").inc()
         return reply
 
-    async def _within(self, until: float, asking: Asking) -> bool:
-        """Fill the answers, as many as can be until then; False: some could not."""
+    async def _within(self, until: float, asking: Asking) -> None:
+        """Fill the answers, as many as can be until then."""
         answers = asking.answers
         answering = asyncio.create_task(self._answer(asking))
         try:
@@ -149,7 +147,7 @@ class Handler:
             late = "the embedding API took too long"
             answers.fill("deadline", late, places=answers.unembedded)
             answers.fill("deadline", "the memories were not ranked in time")
-            return False
+            return
         try:
             answering.result()
         except TickmindError as exc:
@@ -157,7 +155,6 @@ class Handler:
         except SQLAlchemyError as exc:
             log(_logger, logging.ERROR, "recall_failed", error=type(exc).__name__)
             answers.fill("database", detail_of(exc))
-        return True
 
     def _ended(self, answering: asyncio.Task[None]) -> None:
         self._cut_off.discard(answering)
