@@ -119,7 +119,8 @@ def by_words(documents: Sequence[Set[int]], asked: Set[int]) -> Scores:
     if not scores.any():
         return scores
     full = min(FULL_SHARE * mass, FULL_TERMS * _inverse_frequency(1, size))
-    return (scores / max(scores.max(), full)) ** WORDS_POWER
+    words: Scores = np.power(scores / max(scores.max(), full), WORDS_POWER)
+    return words
 
 
 def _inverse_frequency(count: int, size: int) -> float:
