@@ -119,8 +119,8 @@ def by_words(documents: Sequence[Set[int]], asked: Set[int]) -> Scores:
     if not scores.any():
         return scores
     full = min(FULL_SHARE * mass, FULL_TERMS * _inverse_frequency(1, size))
-    matched: Scores = (scores / max(float(scores.max()), full)) ** WORDS_POWER
-    return matched
+    words: Scores = np.power(scores / max(scores.max(), full), WORDS_POWER)
+    return words
 
 
 def _inverse_frequency(count: int, size: int) -> float:
