@@ -102,7 +102,7 @@ class Signer:
     def _products(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         if len(rows) > _WITHOUT_BLAS:
             return rows @ self._planes.T
-        products: NDArray[np.float32] = np.einsum("nd,bd->nb", rows, self._planes, optimize=False)
+        products: NDArray[np.float32] = np.einsum("ij,kj->ik", rows, self._planes, optimize=False)
         return products
 
 
