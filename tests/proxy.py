@@ -39,6 +39,10 @@ class Weather:
         return self.latency_s + jitter_s + length / self.bytes_per_s
 
 
+#: Kept of what a connection said.
+_HEARD_BYTES = 1024 * 1024
+
+
 class Door:
     """Passes bytes between whoever connects to `port` and the server behind.
 
@@ -69,6 +73,9 @@ class Door:
         self.port = 0
         #: Connections that ever came through.
         self.visits = 0
+        #: What each of them said, where TLS does not end at the door as it went over the wire;
+        #: of `tls` what came out of it.
+        self.heard: list[bytearray] = []
 
     async def unlock(self) -> None:
         """Take connections, on the same port each time."""
@@ -125,10 +132,13 @@ class Door:
         self._visitors.add(task)
         task.add_done_callback(self._visitors.discard)
         self.visits += 1
+        self.heard.append(bytearray())
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            await self._serve(reader, writer)
+            await self._serve(reader, writer, self.heard[-1])
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bytearray
+    ) -> None:
         self._writers.add(writer)
         flow = self._flow
         visit = _Visit(outer=writer)
@@ -136,6 +146,7 @@ class Door:
         try:
             if self._postgres and self._tls:
                 request = await reader.readexactly(8)
+                heard += request
                 if request != _SSL_REQUEST:
                     return  # plaintext, where TLS was to be
                 writer.write(b"S")
@@ -147,8 +158,8 @@ class Door:
             visit.inner = inner
             self._writers.add(inner)
             ways = [
-                asyncio.create_task(self._pass(reader, inner, flow)),
-                asyncio.create_task(self._pass(answers, writer, flow)),
+                asyncio.create_task(self._pass(reader, inner, flow, heard)),
+                asyncio.create_task(self._pass(answers, writer, flow, bytearray())),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -166,9 +177,15 @@ class Door:
                     end.close()
 
     async def _pass(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flow: asyncio.Event
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        flow: asyncio.Event,
+        heard: bytearray,
     ) -> None:
         while data := await reader.read(_PIECE):
+            if len(heard) < _HEARD_BYTES:  # a door that is left open for long keeps no more
+                heard += data
             if self.weather is not None:
                 await asyncio.sleep(self.weather.takes_s(len(data)))
             await flow.wait()

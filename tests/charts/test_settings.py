@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.charts.helm import CI_VALUES, Rendered, render
+from tests.charts.helm import CI_VALUES, Rendered, refusal, render
 from tests.charts.test_manifests import THERE
 from tickmind.settings import BrokerSettings, DatabaseSettings, Settings, load
 from tickmind_embedder.settings import EmbedderSettings
@@ -184,3 +184,16 @@ def test_more_specific_settings_win_and_large_numbers_stay_whole() -> None:
     variables = _variables(render("scaled"), "-retriever")
     assert variables["TICKMIND_RETRIEVER_CONCURRENCY"] == "64"
     assert variables["TICKMIND_RETRIEVER_CACHED_TEXTS"] == "1000000"
+
+
+def test_a_ca_that_is_named_is_looked_at() -> None:
+    """cases 39 and 44: PostgreSQL's without a mode is verify-full; RabbitMQ's without TLS is
+    refused."""
+    assert _variables(render("external-single"), "-recorder")["TICKMIND_DATABASE_SSLMODE"] == (
+        "prefer"
+    )
+    rendered = render("external-single", "postgresql.tls.caSecret=ca")
+    for suffix, kind in (("-recorder", "Deployment"), ("-migrate-", "Job")):
+        assert _variables(rendered, suffix, kind)["TICKMIND_DATABASE_SSLMODE"] == "verify-full"
+    told = refusal('rabbitmq.tls.caSecret="ca"')
+    assert "nothing would look at it" in told

@@ -17,7 +17,14 @@ from tests.e2e.documents import ROOT
 from tickmind.database import Database
 from tickmind.settings import DatabaseSettings
 
-__all__ = ["LOOPBACK", "Compose", "env_file"]
+__all__ = ["LOOPBACK", "PASSWORDS", "Compose", "env_file"]
+
+#: The variables of .env.example that are to be filled in.
+PASSWORDS = tuple(
+    line.removesuffix("=")
+    for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
+    if line.endswith("_PASSWORD=")
+)
 
 LOOPBACK = "127.0.0.1"
 
@@ -44,6 +51,8 @@ class Compose:
         self._argv = argv
         self._directory = directory
         shutil.copy(ROOT / "docker-compose.yml", directory)
+        files = Path("charts", "tickmind", "files")
+        shutil.copytree(ROOT / files, directory / files)
         (directory / ".env").write_text(env_file(settings), encoding="utf-8")
 
     async def __call__(
@@ -85,8 +94,8 @@ class Compose:
         ]
 
     def amqp_url(self) -> str:
-        password = quote(self.settings["RABBITMQ_PASSWORD"], safe="")
-        return f"amqp://tickmind:{password}@{LOOPBACK}:{self.settings['RABBITMQ_HOST_PORT']}"
+        password = quote(self.settings["RABBITMQ_ENGINE_PASSWORD"], safe="")
+        return f"amqp://engine:{password}@{LOOPBACK}:{self.settings['RABBITMQ_HOST_PORT']}"
 
     def database(self, name: str = "tickmind") -> Database:
         """A pool on a database of the project's PostgreSQL, from this machine."""
@@ -94,7 +103,7 @@ class Compose:
             database_host=LOOPBACK,
             database_name=name,
             database_port=int(self.settings["POSTGRES_HOST_PORT"]),
-            database_password=SecretStr(self.settings["POSTGRES_PASSWORD"]),
+            database_password=SecretStr(self.settings["POSTGRES_OWNER_PASSWORD"]),
             database_pool_timeout_s=30.0,
         )
         return Database(settings, application="test")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.containers.commands import COMPOSE, tool
-from tests.containers.compose import Compose
+from tests.containers.compose import PASSWORDS, Compose
 from tests.containers.engine import Engine, running_engine
 from tests.containers.images import build_images, provide_base_images
 from tickmind.local.ports import free_port
@@ -64,8 +64,7 @@ async def compose(engine: Engine, images: None, scratch: Path) -> AsyncIterator[
         [*await tool(COMPOSE), "--project-name", "tickmind-test"],
         directory,
         {
-            "POSTGRES_PASSWORD": _ODD,
-            "RABBITMQ_PASSWORD": _ODD[::-1],
+            **{name: f"{number}{_ODD}" for number, name in enumerate(PASSWORDS)},
             "POSTGRES_HOST_PORT": str(free_port()),
             "RABBITMQ_HOST_PORT": str(free_port()),
             "RABBITMQ_MANAGEMENT_HOST_PORT": str(free_port()),

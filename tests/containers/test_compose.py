@@ -22,7 +22,7 @@ from tickmind.local.environment import answers_ok
 SERVICES = ("recorder", "embedder", "retriever")
 
 #: The project's own containers, by service; the others run official images.
-OURS = (*SERVICES, "migrate", "embedding")
+OURS = (*SERVICES, "roles", "users", "migrate", "embedding")
 
 
 def _said(agent: str, words: str, *hearers: str) -> dict[str, Any]:
@@ -86,8 +86,7 @@ async def test_compose_says_which_passwords_are_missing(engine: Engine, tmp_path
         [*await tool(COMPOSE), "config", "--quiet"], cwd=tmp_path, env=engine.env, check=False
     )
     assert refused.code != 0
-    for name in ("POSTGRES_PASSWORD", "RABBITMQ_PASSWORD"):
-        assert f"required variable {name} is missing a value: choose one in .env" in refused.err
+    assert "is missing a value: missing in .env, which ./dev secrets makes" in refused.err
 
 
 async def test_containers_can_write_nowhere_and_gain_nothing(compose: Compose) -> None:
@@ -132,7 +131,7 @@ async def test_town_published_from_the_host_is_recalled(compose: Compose) -> Non
             client, "harbour", "alice", "Alice walks past the market", tick=200
         )
     assert "bob told me: The market sells fresh fish" in fragment
-    status = await compose("exec", "-T", "retriever", "tickmind", "status", "--json")
+    status = await compose("run", "--pull=never", "--rm", "-T", "cli", "status", "--json")
     assert "harbour" in status.out
 
 
@@ -204,7 +203,10 @@ async def test_database_that_is_away_makes_unready_and_restarts_nobody(compose: 
 async def test_five_migrations_at_once_all_succeed(compose: Compose) -> None:
     """case 41: in containers of their own, on an empty database."""
     await compose(
-        *("exec", "-T", "postgres", "createdb", "--username=tickmind", "fresh"),
+        *("exec", "-T", "postgres", "createdb", "--username=postgres", "fresh"),
+    )
+    await compose(
+        *("run", "--pull=never", "--rm", "-T", "--no-deps", "--env", "DATABASE=fresh", "roles")
     )
     once = (
         "run",

@@ -173,6 +173,44 @@ def test_sslmode_means_what_libpq_means(source: str, mode: str, ca: bool, means:
         assert tls == means
 
 
+@pytest.mark.parametrize("source", ["url", "parts"])
+def test_a_ca_that_is_named_is_looked_at_unless_the_mode_says_otherwise(source: str) -> None:
+    """cases 39 and 44: who names a CA and no mode does not get one that ignores it."""
+    url = SecretStr(f"postgresql://h/db?sslrootcert={_CA}")
+    settings = (
+        DatabaseSettings(database_url=url)
+        if source == "url"
+        else DatabaseSettings(database_ca_file=_CA)
+    )
+    tls = _address(settings)[1]["ssl"]
+    assert isinstance(tls, ssl.SSLContext)
+    assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_tls_that_is_asked_for_is_not_lost_by_a_plain_url() -> None:
+    """case 39: the one says TLS, the other none: refused, rather than the weaker taken."""
+    url = SecretStr("amqp://u:p4ss@h/")
+    with pytest.raises(ConfigurationError, match="TICKMIND_AMQP_TLS is true") as refused:
+        BrokerSettings(amqp_url=url, amqp_tls=True).broker_url()
+    assert "p4ss" not in str(refused.value)
+    for settings in (
+        BrokerSettings(amqp_url=url, amqp_ca_file=_CA),
+        BrokerSettings(amqp_ca_file=_CA),
+    ):
+        with pytest.raises(ConfigurationError, match="TICKMIND_AMQP_CA_FILE names a CA"):
+            settings.broker_tls()
+
+
+@pytest.mark.parametrize("option", ["no_verify_ssl=1", "cafile=/x", "ssl=0", "ssl_options=x", "x"])
+def test_a_brokers_url_cannot_weaken_tls(option: str) -> None:
+    """case 39: by what aio-pika or FastStream would read from it."""
+    settings = BrokerSettings(amqp_url=SecretStr(f"amqps://u:p4ss@h/v?{option}&heartbeat=7"))
+    with pytest.raises(ConfigurationError, match=f"unknown parameter {option.split('=')[0]};"):
+        url_for(settings, name="test")
+    sound = BrokerSettings(amqp_url=SecretStr("amqps://u:p4ss@h/v?heartbeat=7"))
+    assert "heartbeat=7" in url_for(sound, name="test")
+
+
 def test_a_socket_directory_is_taken_as_libpq_does() -> None:
     for settings in (
         DatabaseSettings(database_url=SecretStr("postgresql://u@/db?host=/run/pg")),

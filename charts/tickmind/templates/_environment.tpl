@@ -29,6 +29,9 @@ TICKMIND_DATABASE_CA_FILE: {value: /etc/tickmind/postgresql-ca/ca.crt}
 {{/* (dict "root" $ "user" key) */}}
 {{- define "tickmind.env.broker" -}}
 {{- $mq := .root.Values.rabbitmq -}}
+{{- if and $mq.tls.caSecret (not $mq.tls.enabled) -}}
+{{- fail "rabbitmq.tls.caSecret names a CA, but rabbitmq.tls.enabled is false: nothing would look at it" -}}
+{{- end -}}
 TICKMIND_AMQP_HOST: {value: {{ include "tickmind.rabbitmq.host" .root | quote }}}
 TICKMIND_AMQP_PORT: {value: {{ include "tickmind.rabbitmq.port" .root | quote }}}
 TICKMIND_AMQP_VHOST: {value: {{ $mq.vhost | quote }}}

@@ -25,6 +25,8 @@
 disable
 {{- else if eq $pg.mode "cloudnativepg" -}}
 {{- if .pooled }}verify-ca{{ else }}verify-full{{ end -}}
+{{- else if $pg.tls.caSecret -}}
+verify-full
 {{- else -}}
 prefer
 {{- end -}}

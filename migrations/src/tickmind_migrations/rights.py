@@ -30,7 +30,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = {
         "tick_receipt": "SELECT, INSERT, UPDATE",
         "memory": "INSERT, SELECT (id, agent_id, tick, importance, kind, speaker_id, content,"
         " content_hash, event_key)",
-        "index_generation": "SELECT",
+        "index_generation": "SELECT (space_id, status)",
         "pending_embedding": "INSERT",
         "reject": "INSERT, UPDATE (times, last_received),"
         " SELECT (reject_key, times, last_received)",

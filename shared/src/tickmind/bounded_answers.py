@@ -1,4 +1,5 @@
-"""An HTTP client for APIs that may answer with anything: it reads no more than could be of use."""
+"""An HTTP client for APIs that may answer with anything: it reads no more than could be of use, and
+goes nowhere else for it."""
 
 from __future__ import annotations
 
@@ -27,10 +28,11 @@ class AnswerTooLarge(httpx2.DecodingError):
 
 class BoundedClient(openai.DefaultAsyncHttpxClient):
     """Reads no more of an answer than `most` bytes, unpacked, and takes it for JSON whatever
-    encoding of characters it claims (JSON is UTF-8: RFC 8259, section 8.1)."""
+    encoding of characters it claims (JSON is UTF-8: RFC 8259, section 8.1). It follows no redirect,
+    which would take texts and key to a host that nobody named."""
 
     def __init__(self, *, most: int, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(follow_redirects=False, **options)
         self._most = most
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:

@@ -52,6 +52,12 @@ _DIGITS = 6
 #: while it is short of memory or disk.
 HAND_OVER_S = 5.0
 
+#: What a URL may say besides where and who. Of what aiormq reads from it the rest is about TLS
+#: (`no_verify_ssl`, `cafile`, …), and would be ignored or weaken it.
+_URL_OPTIONS = frozenset(
+    ("auth", "channel_max", "connection_timeout", "heartbeat", "heartbeat_monitoring", "name")
+)
+
 _logger = logging.getLogger("tickmind.broker")
 
 
@@ -73,6 +79,13 @@ def url_for(settings: BrokerSettings, *, name: str) -> str:
         sound = False
     if not sound:  # said without the cause, which would print the password
         msg = "TICKMIND_AMQP_URL must look like amqp://user:password@host:5672/vhost"
+        raise ConfigurationError(msg)
+    unknown = sorted(set(url.query) - _URL_OPTIONS)
+    if unknown:
+        msg = (
+            f"TICKMIND_AMQP_URL: unknown parameter {', '.join(unknown)}; TLS is asked for by"
+            " amqps://, its CA is named by TICKMIND_AMQP_CA_FILE"
+        )
         raise ConfigurationError(msg)
     for parameter in _NUMBERS:
         given = url.query.get(parameter, "0")

@@ -130,7 +130,8 @@ def _tls(mode: str, ca_file: Any) -> ssl.SSLContext | str:
 
 def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
     """SQLAlchemy URL and asyncpg arguments. Raises ConfigurationError."""
-    mode, ca_file = settings.database_sslmode, settings.database_ca_file
+    ca_file = settings.database_ca_file
+    mode = settings.database_sslmode if "database_sslmode" in settings.model_fields_set else None
     if settings.database_url is None:
         password = settings.database_password
         url = URL.create(
@@ -156,6 +157,8 @@ def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
     query = dict(url.query)
     given_mode = query.pop("sslmode", mode)
     given_ca = query.pop("sslrootcert", ca_file)
+    if given_mode is None:  # who names a CA wants it to be looked at
+        given_mode = settings.database_sslmode if given_ca is None else "verify-full"
     socket_dir = query.pop("host", None)
     if query:
         msg = f"TICKMIND_DATABASE_URL: unknown parameter {', '.join(sorted(query))}"
@@ -225,6 +228,8 @@ class Database:
             max_overflow=0,
             pool_timeout=settings.database_pool_timeout_s,
             pool_use_lifo=True,
+            # Else errors quote what stands for placeholders: texts and vectors.
+            hide_parameters=True,
         )
         self._pool_size = settings.database_pool_size
         self._info = {UNPREPARED: settings.database_pgbouncer}

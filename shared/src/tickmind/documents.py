@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tickmind.errors import ConfigurationError
+from tickmind.files import read_text
 
 __all__ = ["load", "merge", "read", "validated"]
 
@@ -121,8 +122,9 @@ def validated(
 def read(path: Path, what: str) -> str:
     """The text of a file; `what` it is, for who gave its name. Raises ConfigurationError."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        told = exc.strerror if isinstance(exc, OSError) else exc  # which does not repeat the path
+        return read_text(path)
+    except (OSError, ValueError) as exc:
+        # Its own words do not repeat the path.
+        told = exc.strerror if isinstance(exc, OSError) else exc
         msg = f"cannot read the {what} file {path}: {told}"
         raise ConfigurationError(msg) from exc

@@ -9,6 +9,7 @@ whatever language it is; only the scaffolding follows the language asked for.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -225,6 +226,11 @@ _LOOK_ALIKE = str.maketrans(
     }
 )
 
+_BRACKETS = {code: shown for code, shown in _LOOK_ALIKE.items() if chr(code) in "<>[]"}
+# Forms of the brackets that compatibility normalisation (NFKC, which some tokenizers begin with)
+# turns into them: small, full-width and vertical ones.
+_COMPATIBLE = str.maketrans("＜﹤＞﹥［﹇］﹈", "<<>>[[]]")
+
 # Nothing to do for a text without any of these; most have none.
 _SUSPECT = re.compile(rf"[{_BREAKS}{_REMOVED}{_SELECTOR}<\[`~]")
 
@@ -233,10 +239,11 @@ def neutralise(content: str, wording: Wording) -> str:
     """`content` as one harmless line: what it says is kept, what it could do is not.
 
     In this order: invisible controls removed; white space that holds a line break or tab becomes
-    one space, and the ends are trimmed; control tokens of chat templates and code fences get
-    look-alike characters; so do the fragment's own heading anywhere and its bullet at the
-    beginning. Doing it twice changes nothing. Role words ("SYSTEM: ...") stay: they mean a role
-    only at the beginning of a line, which a memory never has.
+    one space, and the ends are trimmed; control tokens of chat templates, also where only
+    normalising would make them, and code fences get look-alike characters; so do the fragment's
+    own heading anywhere and its bullet at the beginning. Doing it twice changes nothing. Role
+    words ("SYSTEM: ...") stay: they mean a role only at the beginning of a line, which a memory
+    never has.
     """
     text = content
     if _SUSPECT.search(text):
@@ -245,6 +252,8 @@ def neutralise(content: str, wording: Wording) -> str:
         text = _SPACES.sub(_folded, text)
         text = _without_tokens(text)
         text = _FENCE.sub(_look_alike, text)
+    if not text.isascii():
+        text = _without_compatible_tokens(text)
     text = text.strip()
     return _without_marks(text, wording)
 
@@ -262,6 +271,13 @@ def _without_tokens(text: str) -> str:
     for pattern in (_TOKEN_TAG, _TOKEN_SYS, _TOKEN_BRACKET):
         text = pattern.sub(_look_alike, text)
     return text
+
+
+def _without_compatible_tokens(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text)
+    if folded == text or _without_tokens(folded) == folded:
+        return text
+    return text.translate(_COMPATIBLE).translate(_BRACKETS)
 
 
 def _without_marks(text: str, wording: Wording) -> str:

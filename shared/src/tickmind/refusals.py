@@ -224,6 +224,11 @@ def refusal(
         return TextRefused(
             f"the embedding API refused the request ({status})", max_inputs=cap, status=status
         )
+    if 300 <= status < 400:
+        return ProviderRefused(
+            f"the embedding API sends us elsewhere ({status}), where texts do not go unasked: let"
+            " TICKMIND_EMBEDDING_BASE_URL name that place"
+        )
     if 400 <= status < 500 and status not in _PASSING:
         return ProviderRefused(
             f"the embedding API refused us ({status}): check TICKMIND_EMBEDDING_API_KEY,"

@@ -23,6 +23,7 @@ from pydantic_settings import (
 )
 
 from tickmind.errors import ConfigurationError
+from tickmind.files import read_text
 from tickmind.hosts import Host, HostOrSocket
 from tickmind.limits import Limit, parse_limits
 from tickmind.profiles import ANY_SERVER, PROFILES
@@ -60,10 +61,12 @@ class _FilesSource(PydanticBaseSettingsSource):
             msg = f"{variable} and {variable.removesuffix('_FILE')} are both set: keep one"
             raise ConfigurationError(msg)
         try:
-            return Path(path).read_text(encoding="utf-8").strip(), field_name, False
-        except (OSError, UnicodeDecodeError) as exc:
-            msg = f"{variable} names {path}, which cannot be read: {exc}"
-            raise ConfigurationError(msg) from exc
+            return read_text(Path(path)).strip(), field_name, False
+        except (OSError, ValueError) as exc:
+            # What is no UTF-8 is not quoted: it is a secret, most likely.
+            why = "it is not UTF-8" if isinstance(exc, UnicodeDecodeError) else exc
+            msg = f"{variable} names {path}, which cannot be read: {why}"
+            raise ConfigurationError(msg) from None
 
     def __call__(self) -> dict[str, Any]:
         found = {}
@@ -121,7 +124,7 @@ class DatabaseSettings(Settings):
     database_password: SecretStr | None = None
     database_name: str = "tickmind"
     database_sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = Field(
-        "prefer", description="as libpq's sslmode"
+        "prefer", description="as libpq's sslmode; where a CA is named, verify-full unless said"
     )
     database_ca_file: Path | None = Field(None, description="PEM file of the CA to trust")
     database_pool_size: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -158,6 +161,12 @@ class BrokerSettings(Settings):
             if not url.startswith(("amqp://", "amqps://")):
                 msg = "TICKMIND_AMQP_URL must begin with amqp:// or amqps://"
                 raise ConfigurationError(msg)
+            if self.amqp_tls and not url.startswith("amqps://"):
+                msg = (
+                    "TICKMIND_AMQP_TLS is true, but TICKMIND_AMQP_URL begins with amqp://, which"
+                    " has none: let it begin with amqps://"
+                )
+                raise ConfigurationError(msg)
             return url
         vhost = "/" if self.amqp_vhost == "/" else "/" + quote(self.amqp_vhost, safe="")
         user = quote(self.amqp_user, safe="")
@@ -168,8 +177,17 @@ class BrokerSettings(Settings):
         return f"{scheme}://{user}:{password}@{host}:{self.amqp_port or port}{vhost}"
 
     def broker_tls(self) -> ssl.SSLContext | None:
-        """TLS context for amqps, with the own CA where one is named; None for plain amqp."""
+        """TLS context for amqps, with the own CA where one is named; None for plain amqp.
+
+        Raises ConfigurationError for a CA that nothing would look at.
+        """
         if not self.broker_url().startswith("amqps://"):
+            if self.amqp_ca_file is not None:
+                msg = (
+                    "TICKMIND_AMQP_CA_FILE names a CA, but the connection has no TLS: let the URL"
+                    " begin with amqps://, or set TICKMIND_AMQP_TLS"
+                )
+                raise ConfigurationError(msg)
             return None
         return tls_context(self.amqp_ca_file, "TICKMIND_AMQP_CA_FILE")
 
@@ -197,7 +215,9 @@ class EmbeddingSettings(Settings):
         description="openai: any OpenAI-compatible endpoint; hash: made-up vectors for load tests",
     )
     embedding_base_url: str = Field(
-        _PROFILE.base_url, description="OpenAI-compatible endpoint, up to and without /embeddings"
+        _PROFILE.base_url,
+        description="OpenAI-compatible endpoint, up to and without /embeddings",
+        repr=False,  # it may hold a password
     )
     embedding_api_key: SecretStr = Field(SecretStr(""), description="sent as a bearer token")
     embedding_next_api_key: SecretStr = Field(

@@ -7,11 +7,15 @@ import logging
 import os
 import sys
 import time
+import traceback
+import types
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from opentelemetry import context, propagate
+
+from tickmind.errors import TickmindError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -26,6 +30,8 @@ __all__ = [
     "resource_of",
 ]
 
+_logger = logging.getLogger("tickmind")
+
 #: Header with the publisher's clock: milliseconds since the epoch.
 SENT_AT = "sent_at"
 
@@ -33,6 +39,33 @@ SENT_AT = "sent_at"
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """One event with its fields. `event` is a fixed name; ids, counts and reasons as fields."""
     logger.log(level, event, extra={"fields": fields})
+
+
+def _traceback(exc: BaseException | None) -> str:
+    """Where it happened and what it was, its causes first. Of exceptions that are not ours the
+    message is left out: what a database, a parser or a provider says quotes texts and vectors."""
+    if exc is None:
+        return ""
+    told = type(exc).__qualname__
+    if isinstance(exc, TickmindError):
+        told += f": {exc}"
+    elif isinstance(code := getattr(exc, "sqlstate", None), str):
+        told += f": SQLSTATE {code}"
+    elif isinstance(exc, OSError) and exc.errno is not None:
+        told += f": {os.strerror(exc.errno)}"
+    lines = [*traceback.format_tb(exc.__traceback__), told]
+    if isinstance(exc, BaseExceptionGroup):
+        lines += [f"- {_traceback(one)}" for one in exc.exceptions]
+    cause = exc.__cause__ or (None if exc.__suppress_context__ else exc.__context__)
+    before = [f"{_traceback(cause)}\n"] if cause is not None else []
+    return "".join([*before, *lines])
+
+
+def _ended_by(
+    _: type[BaseException], exc: BaseException, __: types.TracebackType | None = None
+) -> None:
+    """What nothing caught, told as any log is, rather than in the interpreter's way."""
+    _logger.critical("crashed", exc_info=exc)
 
 
 class _Formatter(logging.Formatter):
@@ -45,7 +78,7 @@ class _Formatter(logging.Formatter):
         fields: dict[str, Any] = getattr(record, "fields", {})
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp += f".{int(record.msecs):03d}Z"
-        trouble = self.formatException(record.exc_info) if record.exc_info else None
+        trouble = _traceback(record.exc_info[1]) if record.exc_info else None
         if self._json:
             line = {
                 "time": stamp,
@@ -69,6 +102,7 @@ def configure_logging(service: str, *, level: str, style: Literal["json", "text"
     handler.setFormatter(_Formatter(style, service))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    sys.excepthook = _ended_by
     root.setLevel(level.upper())
     # These report each reconnect and each request in their own words; we say what follows.
     for name in ("aio_pika", "aiormq", "httpx2", "httpcore2", "openai", "uvicorn.access"):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
@@ -20,9 +20,12 @@ from tickmind.decoding import cleaned, decode_tick, explain
 from tickmind.errors import ConfigurationError, InvalidMessage
 from tickmind.messages import Decision, TickEnvelope
 
-__all__ = ["Line", "check", "numbered", "opened", "read", "seekable"]
+__all__ = ["MAX_LINE_BYTES", "Line", "check", "numbered", "opened", "read", "seekable"]
 
 _CHUNK_BYTES = 256 * 1024
+#: Longest line of a trace (16 MiB): a tick of 100,000 decisions. Longer ones are no trace, or
+#: one without line breaks.
+MAX_LINE_BYTES = 16 * 1024 * 1024
 _NO_OBJECT = "not a JSON object"
 
 
@@ -72,14 +75,31 @@ def seekable(descriptor: int) -> Iterator[int]:
 
 
 async def read(descriptor: int) -> AsyncIterator[bytes]:
-    """Lines, without their ends, as they come; waiting for a pipe holds up nothing else."""
-    rest = b""
+    """Lines, without their ends, as they come; waiting for a pipe holds up nothing else.
+
+    Raises ConfigurationError for a line of more than MAX_LINE_BYTES.
+    """
+    number, rest = 1, bytearray()
     while chunk := await _chunk(descriptor):
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line
+        *whole, last = chunk.split(b"\n")
+        for part in whole:
+            rest += part
+            _bounded(number, rest)
+            yield bytes(rest)
+            number, rest = number + 1, bytearray()
+        rest += last
+        _bounded(number, rest)
     if rest:
-        yield rest
+        yield bytes(rest)
+
+
+def _bounded(number: int, line: bytes | bytearray) -> None:
+    if len(line) > MAX_LINE_BYTES:
+        msg = (
+            f"line {number} has more than {MAX_LINE_BYTES} bytes: write the tick as several lines,"
+            " with some of its decisions each"
+        )
+        raise ConfigurationError(msg)
 
 
 async def _chunk(descriptor: int) -> bytes:
@@ -96,9 +116,14 @@ async def _chunk(descriptor: int) -> bytes:
     return os.read(descriptor, _CHUNK_BYTES)
 
 
-def numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers from 1; blank ones are passed over."""
+def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers from 1; blank ones are passed over.
+
+    Raises ConfigurationError for a line of more than MAX_LINE_BYTES.
+    """
+    lines = iter(lambda: file.readline(MAX_LINE_BYTES + 2), b"")
     for number, line in enumerate(lines, start=1):
+        _bounded(number, line.removesuffix(b"\n"))
         if line.strip():
             yield number, line
 

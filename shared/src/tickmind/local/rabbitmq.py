@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,10 @@ EPMD_TIMEOUT_S = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class LocalRabbitmq:
-    """One RabbitMQ node with the user guest (password guest), which may come from loopback only."""
+    """One RabbitMQ node with the user guest (password guest), which may come from loopback only.
+
+    `settings`: lines of its rabbitmq.conf beside ours.
+    """
 
     server: Path
     data_dir: Path
@@ -54,6 +57,7 @@ class LocalRabbitmq:
     distribution_port: int
     epmd_port: int
     log_dir: Path
+    settings: Sequence[str] = ()
     _epmd: Child | None = field(default=None, repr=False)
     _child: Child | None = field(default=None, repr=False)
 
@@ -193,6 +197,7 @@ class LocalRabbitmq:
                     "log.file = false",
                     # RabbitMQ's own default, whatever a packager has made of it.
                     "disk_free_limit.absolute = 50MB",
+                    *self.settings,
                 )
             ),
             "rabbitmq-env.conf": "",
@@ -236,10 +241,10 @@ class LocalRabbitmq:
 
 @asynccontextmanager
 async def running_rabbitmq(
-    data_dir: Path, *, log_dir: Path | None = None
+    data_dir: Path, *, log_dir: Path | None = None, settings: Sequence[str] = ()
 ) -> AsyncIterator[LocalRabbitmq]:
     """A RabbitMQ node on `data_dir`, ended on leaving; its data, and its port where that is still
-    free, are kept for the next time.
+    free, are kept for the next time. `settings`: lines of rabbitmq.conf beside ours.
 
     Raises ConfigurationError when RabbitMQ is not installed (see `ensure_rabbitmq`) or runs there
     already, StartFailed when it does not start.
@@ -265,6 +270,7 @@ async def running_rabbitmq(
             distribution_port=free_port(),
             epmd_port=free_port(),
             log_dir=log_dir or data_dir,
+            settings=settings,
         )
         try:
             await broker.start()
