@@ -39,8 +39,8 @@ _MADE_OF_NAMES = {
     # Parts of the module's own, and those numbers.
     ("shared/src/tickmind/store/recall.py", "_statement"),
 }
-#: Functions that make a statement of their first argument; those of `tickmind.driver`, the second of
-#: which is given a statement as its second.
+#: Functions that make a statement of their first argument; and one of `tickmind.driver` that is
+#: given a statement as its second.
 _MAKING = frozenset(("text", "numbered"))
 _DRIVER, _FETCHING = "tickmind.driver", "fetch"
 
