@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tickmind_retriever.sharing import Shared
+from tickmind_retriever.sharing import Shared, TooLate
 
 
 @dataclass
@@ -257,3 +257,26 @@ async def test_call_that_takes_too_long_keeps_nobody_waiting_and_is_answered_sti
 
     slow.set()
     assert await first == [1]
+
+
+async def test_who_waited_too_long_to_be_answered_in_time_is_told_and_not_asked_for() -> None:
+    async def slow(_: str, questions: Sequence[int]) -> list[int]:
+        asked.append(list(questions))
+        await asyncio.sleep(0.05)
+        return [question * 2 for question in questions]
+
+    asked: list[list[int]] = []
+    shared: Shared[str, int, int] = Shared(slow, parallel=1, most=1)
+    loop = asyncio.get_running_loop()
+    assert await shared.ask("a", [1], until=loop.time()) == [2]  # at once: nothing is known yet
+    first = asyncio.create_task(shared.ask("a", [2], until=loop.time() + 0.01))  # nor waited for
+    await asyncio.sleep(0)
+    late = asyncio.create_task(shared.ask("a", [3], until=loop.time() + 0.06))
+    in_time = asyncio.create_task(shared.ask("a", [4], until=loop.time() + 60))
+    patient = asyncio.create_task(shared.ask("a", [5]))
+    with pytest.raises(TooLate):
+        await late
+    assert await first == [4]
+    assert await in_time == [8]
+    assert await patient == [10]
+    assert asked == [[1], [2], [4], [5]]

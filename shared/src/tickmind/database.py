@@ -119,11 +119,20 @@ def is_transient(exc: BaseException) -> bool:
     return exc.connection_invalidated or isinstance(exc, InterfaceError | OperationalError)
 
 
-def _tls(mode: str, ca_file: Any) -> ssl.SSLContext | str:
-    """libpq's sslmode for asyncpg: its own words for the lax ones, a context with a CA."""
+def _tls(mode: str, ca_file: Any, *, of_url: bool) -> ssl.SSLContext | str:
+    """libpq's sslmode for asyncpg: its own words for the lax ones, a context with a CA.
+
+    `of_url`: the URL names the CA. Raises ConfigurationError for one that cannot be read.
+    """
     if mode in ("disable", "prefer") or (mode == "require" and ca_file is None):
         return mode
-    context = tls_context(ca_file, "TICKMIND_DATABASE_CA_FILE")
+    try:
+        context = tls_context(ca_file, "TICKMIND_DATABASE_CA_FILE")
+    except ConfigurationError:
+        if not of_url:
+            raise
+        msg = "TICKMIND_DATABASE_URL: sslrootcert names no readable PEM certificate"
+        raise ConfigurationError(msg) from None  # of a URL nothing is repeated
     context.check_hostname = mode == "verify-full"
     return context
 
@@ -156,6 +165,7 @@ def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
     arguments: dict[str, Any] = {}
     query = dict(url.query)
     given_mode = query.pop("sslmode", mode)
+    ca_of_url = "sslrootcert" in query
     given_ca = query.pop("sslrootcert", ca_file)
     if given_mode is None:  # who names a CA wants it to be looked at
         given_mode = settings.database_sslmode if given_ca is None else "verify-full"
@@ -169,7 +179,7 @@ def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
         arguments["host"] = host
         url = url.set(host=None)
         given_mode = "disable"  # a Unix socket knows no TLS
-    arguments["ssl"] = _tls(str(given_mode), given_ca)
+    arguments["ssl"] = _tls(str(given_mode), given_ca, of_url=ca_of_url)
     return url, arguments
 
 

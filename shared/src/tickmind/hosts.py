@@ -24,10 +24,11 @@ def names_host(host: str) -> bool:
             return False
     try:
         # As the resolver does it, which otherwise says so only when it is asked: an empty or too
-        # long label is no OSError.
-        return bool(host) and not _NO_HOST.search(host) and bool(host.encode("idna"))
+        # long label is no OSError. Some letters come out as others, even as a blank.
+        asked = host.encode("idna").decode()
     except UnicodeError:
         return False
+    return bool(asked) and not _NO_HOST.search(host) and not _NO_HOST.search(asked)
 
 
 def _host(host: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tickmind_retriever.expecting import Expected
+
 __all__ = ["Admission"]
 
 #: Of its deadline, what a request may have waited without being looked at any closer: less tells
 #: of no overload.
 _WAITED_SHARE = 0.1
-#: How much one answer changes what is expected of the next.
-_LEARNT = 0.1
 
 
 class Admission:
@@ -25,14 +25,14 @@ class Admission:
 
     def __init__(self) -> None:
         self._under_way = 0
-        self._expected_s = 0.0
+        self._expected = Expected()
 
     def admits(self, *, left_s: float, waited_s: float) -> bool:
         """Whether to begin a request that has so much time left and waited so long before."""
         if not self._under_way:
             return True
         waited = waited_s >= (left_s + waited_s) * _WAITED_SHARE
-        return not waited or left_s >= self._expected_s
+        return not waited or left_s >= self._expected.seconds
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -45,4 +45,4 @@ class Admission:
 
     def answered(self, *, after_s: float) -> None:
         """The first agent of a request was answered so long after it was begun."""
-        self._expected_s += _LEARNT * (after_s - self._expected_s)
+        self._expected.took(after_s)

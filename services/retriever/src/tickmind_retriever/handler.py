@@ -29,7 +29,7 @@ from tickmind_retriever.answers import Answers
 from tickmind_retriever.awaiting import Awaiting
 from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.query_vectors import QueryVectors
-from tickmind_retriever.ranker import Asking, Ranker, detail_of, ms_since, reason_of
+from tickmind_retriever.ranker import SHED, Asking, Ranker, detail_of, ms_since, reason_of
 from tickmind_retriever.ranking import Ranking
 from tickmind_retriever.sharing import Shared
 from tickmind_retriever.spaces import Spaces
@@ -51,7 +51,6 @@ _CUT_OFF_S = 2.0
 #: quarter, at most so long (exact ranking takes 5 ms for 1,000 memories, 250 ms for 50,000).
 _RANKING_SHARE = 0.25
 _RANKING_MOST_S = 0.5
-_SHED = "more is asked than can be answered: there was no time left to answer this, too"
 #: What no space has for its id: nothing waits for vectors there.
 _NO_SPACE = 0
 
@@ -109,12 +108,14 @@ class Handler:
         answers = Answers(request)
         until = begun + left_s - self._reserve_s
         if not self._admission.admits(left_s=left_s - self._reserve_s, waited_s=age_s):
-            self._metrics.shed.inc()
-            answers.fill("deadline", _SHED)
+            self._metrics.shed.inc(len(answers.open()))
+            answers.fill("deadline", SHED)
             return self._told(answers)
         kept_s = min(_RANKING_MOST_S, max(0.0, until - begun) * _RANKING_SHARE)
         terms = self._ranking.of(request.options.world).terms(request.options)
-        asking = Asking(answers=answers, terms=terms, begun=begun, without_by=until - kept_s)
+        asking = Asking(
+            answers=answers, terms=terms, begun=begun, until=until, without_by=until - kept_s
+        )
         since = time.monotonic()
         with self._admission.begun():
             await self._within(until, asking)

@@ -24,7 +24,7 @@ class Metrics:
         begin_at_zero(self.recalls, (("ok", ""), *(("empty", reason) for reason in _EMPTY)))
         self.shed = Counter(
             "tickmind_recalls_shed",
-            "Requests refused at once, since they would not have been answered in time",
+            "Answers refused at once, since they would have come too late",
             registry=registry,
         )
         self.seconds = Histogram(

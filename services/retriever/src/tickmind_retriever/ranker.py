@@ -26,10 +26,10 @@ from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.plans import EXACT, Plan, Plans
 from tickmind_retriever.query_vectors import Vector
 from tickmind_retriever.ranking import Terms
-from tickmind_retriever.sharing import Shared
+from tickmind_retriever.sharing import Shared, TooLate
 from tickmind_retriever.words import Words
 
-__all__ = ["Asking", "Ranker", "detail_of", "ms_since", "reason_of"]
+__all__ = ["SHED", "Asking", "Ranker", "detail_of", "ms_since", "reason_of"]
 
 _logger = logging.getLogger("tickmind.retriever")
 
@@ -38,6 +38,8 @@ _AGENTS_A_STATEMENT = 8
 #: Statements of one request that wait or run at once, for each place: a request for 1,000 agents
 #: has 125, and one that comes after it is not to wait for them all.
 _STATEMENTS_A_PLACE = 2
+#: What is said of what was not begun.
+SHED = "more is asked than can be answered: there was no time left to answer this, too"
 
 
 #: What words found, by place of a query: memory ids with how well.
@@ -55,12 +57,13 @@ class _Manner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """A request under way, since `begun`. `without_by`: when what can be done without is done
-    without."""
+    """A request under way, since `begun`. `until`: when it is answered, whatever is known by then.
+    `without_by`: when what can be done without is done without."""
 
     answers: Answers
     terms: Terms
     begun: float
+    until: float
     without_by: float
 
 
@@ -205,7 +208,8 @@ class Ranker:
             agents = {question.agent_id for question in asked}
             plans = await self._plans.of(generation, agents, terms)
             used.update({id_: (plan, terms.k) for id_, plan in plans.items()})
-            return await self._ranked(_Manner(generation=generation, terms=terms), plans, asked)
+            manner = _Manner(generation=generation, terms=terms)
+            return await self._ranked(manner, plans, asked, asking.until)
 
         places = [place for place, _ in questions]
         begun = asyncio.get_running_loop().time()
@@ -221,6 +225,10 @@ class Ranker:
                 ranked = await chosen(ask, asking.terms, both, with_core=found.with_core)
             if asking.answers.request.options.explain:
                 explained = await self._explained(asking, generation, questions, used, begun)
+        except TooLate:
+            self._metrics.shed.inc(len(places))
+            asking.answers.fill("deadline", SHED, places=places)
+            return
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
             asking.answers.fill("database", detail_of(exc), places=places)
@@ -247,16 +255,22 @@ class Ranker:
         )
 
     async def _ranked(
-        self, manner: _Manner, plans: Mapping[int, Plan], questions: Sequence[Question]
+        self,
+        manner: _Manner,
+        plans: Mapping[int, Plan],
+        questions: Sequence[Question],
+        until: float,
     ) -> Sequence[list[Scored]]:
-        """Each by the plan for its agent; each plan has statements of its own."""
+        """Each by the plan for its agent; each plan has statements of its own. Raises TooLate."""
         by_plan: dict[Plan, list[int]] = {}
         for place, asked in enumerate(questions):
             by_plan.setdefault(plans[asked.agent_id], []).append(place)
         answers = await asyncio.gather(
             *(
                 self._rankings.ask(
-                    replace(manner, plan=plan), [questions[place] for place in places]
+                    replace(manner, plan=plan),
+                    [questions[place] for place in places],
+                    until=until,
                 )
                 for plan, places in by_plan.items()
             )
