@@ -12,6 +12,8 @@ from tests.commands import Cli
 from tests.remembering import counted, known, remember
 from tests.retrieving import Retriever, contents, retriever_settings, retrieving
 from tests.running import eventually
+from tickmind.cli import hnsw_indexes
+from tickmind.cli.servers import CommandFailed
 from tickmind.database import Database
 from tickmind.hashed import hash_embed
 from tickmind.reindexing import Reindexing
@@ -254,6 +256,14 @@ async def test_small_agent_gets_none_unless_asked_twice(database: Database, cli:
     assert done.code == 1
     assert "no agent named nobody" in done.err
     assert await counted(database, _OURS) == 0
+
+
+async def test_pgvector_that_cannot_search_on_is_refused(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hnsw_indexes, "pgvector_version", lambda _: (0, 7, 4))
+    with pytest.raises(CommandFailed, match=r"pgvector 0\.8 or newer.* has 0\.7\.4"):
+        await hnsw_indexes.added(database_settings, "town", "alice", force=True)
 
 
 async def test_comment_of_another_hand_makes_no_index_of_ours(

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from tickmind.cli.output import note, progress
 from tickmind.cli.servers import CommandFailed, open_database
-from tickmind.database import Database
+from tickmind.database import Database, pgvector_version
 from tickmind.settings import DatabaseSettings
 from tickmind.store import hnsw
 from tickmind.store.hnsw import Hnsw, Kept
@@ -30,6 +30,8 @@ __all__ = [
 #: From so many memories on a recall by an index takes about half of what one by signatures takes,
 #: or less, from `exactness` in benchmarks/NOTES.md.
 PAYS_FROM = 50_000
+#: Since when an index searches on until it has enough (`hnsw.iterative_scan`, pgvector's changelog).
+_PGVECTOR = (0, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ async def added(settings: DatabaseSettings, world: str, agent: str, *, force: bo
     """An agent's index, built over what it remembers now. Raises CommandFailed."""
     async with open_database(settings) as pool:
         await _require_owner(pool)
+        await _require_pgvector(pool)
         generation = await _signed(pool)
         agent_id = await _agent_id(pool, world, agent, generation)
         made = await _built(pool, generation, agent_id, least=0 if force else PAYS_FROM)
@@ -73,6 +76,7 @@ async def refreshed(settings: DatabaseSettings) -> list[Index]:
     """All that are left, each over what its agent remembers now. Raises CommandFailed."""
     async with open_database(settings) as pool:
         await _require_owner(pool)
+        await _require_pgvector(pool)
         generation = await _signed(pool)
         for index, kept in await _with_owners(pool):
             if kept.hnsw is None or index.state == "orphaned":
@@ -223,4 +227,15 @@ async def _require_owner(pool: Database) -> None:
         raise CommandFailed(
             "only the owner of the tables makes and drops indexes: name the database user that"
             " runs `tickmind migrate`"
+        )
+
+
+async def _require_pgvector(pool: Database) -> None:
+    async with pool.reading() as session:
+        version = await (await session.connection()).run_sync(pgvector_version)
+    if version is None or version < _PGVECTOR:
+        found = ".".join(map(str, version or ("none",)))
+        raise CommandFailed(
+            f"an HNSW index needs pgvector 0.8 or newer, this database has {found}: update it with"
+            " ALTER EXTENSION vector UPDATE"
         )
