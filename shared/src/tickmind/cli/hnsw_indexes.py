@@ -30,7 +30,7 @@ __all__ = [
 #: From so many memories on a recall by an index takes about half of what one by signatures takes,
 #: or less, from `exactness` in benchmarks/NOTES.md.
 PAYS_FROM = 50_000
-#: Since when an index searches on until it has enough (`hnsw.iterative_scan`, pgvector's changelog).
+#: Since when a search goes on until it has enough (`hnsw.iterative_scan`, pgvector's changelog).
 _PGVECTOR = (0, 8)
 
 
