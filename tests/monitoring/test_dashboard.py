@@ -154,13 +154,25 @@ async def test_every_query_of_the_dashboard_gives_data_of_a_town_that_lives(
         "embedding_base_url": provider.base_url,
         "embedding_api_key": "a key",
         "embedding_model": "test",
-        "embedding_limits": "2000 texts/min, 1M tokens/min",
+        # More than the town asks for on a quick machine: it is watched while calls are made.
+        "embedding_limits": "60000 texts/min, 9M tokens/min",
         "embedding_price": 0.15,
     }
     apps = (
         create_recorder(settings_for(RecorderSettings, *servers)),
-        create_embedder(settings_for(EmbedderSettings, *servers, **api)),
-        create_retriever(settings_for(RetrieverSettings, *servers, **api)),
+        create_embedder(
+            settings_for(EmbedderSettings, *servers, **api, embedder_signatures_from=100)
+        ),
+        # Every agent is a large one, and every recall is looked into again.
+        create_retriever(
+            settings_for(
+                RetrieverSettings,
+                *servers,
+                **api,
+                retriever_signatures_from=1,
+                retriever_audit_one_in=1,
+            )
+        ),
     )
     async with _services(*apps) as ports, _prometheus(tmp_path, ports) as prometheus:
         names = sorted(ports)
