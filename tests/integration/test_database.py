@@ -173,6 +173,45 @@ async def test_a_connection_lost_while_it_is_opened_is_told_as_such(
     await database.dispose()
 
 
+async def test_a_connection_that_is_never_finished_is_closed(
+    database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off while it learns its types, say by a deadline: nobody else knows of it."""
+    opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def endless(connection: Any, schema: str) -> None:
+        opened.set_result(connection)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "register_vector", endless)
+    database = _pool(database_settings, database_pool_size=1)
+    asking = asyncio.create_task(database.check())
+    connection = await opened
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+    assert connection.is_closed()
+    await database.dispose()
+
+
+async def test_what_takes_no_leave_is_closed_all_the_same(
+    database: Database, postgres: LocalPostgres
+) -> None:
+    async with door(postgres.socket_dir / _SOCKET) as opened:
+        through = _pool(database_behind(opened, database), database_pool_size=2)
+        raw = []
+        async with through.reading() as one, through.reading() as two:
+            for session in (one, two):
+                connection = await session.connection()
+                raw.append((await connection.get_raw_connection()).driver_connection)
+        opened.hold()
+        async with asyncio.timeout(10):
+            await through.dispose()
+        assert [connection.is_closed() for connection in raw if connection] == [True, True]
+        await opened.cut()
+
+
 async def test_what_is_distrusted_is_connected_anew(
     database: Database, postgres: LocalPostgres
 ) -> None:

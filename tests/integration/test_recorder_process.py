@@ -185,10 +185,11 @@ async def test_wrong_settings_end_it_at_once_with_one_sentence(
     rabbitmq: LocalRabbitmq, tmp_path: Path
 ) -> None:
     (tmp_path / "policy.yaml").write_text("version: 1\ndefaults: {}\nworlds: []\n")
+    policy = tmp_path / "policy.yaml"
     wrong: dict[str, dict[str, object]] = {
         "TICKMIND_DATABASE_PORT: Input should be a valid integer": {"DATABASE_PORT": "tcp://x"},
-        f"{tmp_path / 'policy.yaml'}, line 2: defaults.actions: Field required": {
-            "RECORDER_POLICY_FILE": tmp_path / "policy.yaml"
+        f"TICKMIND_RECORDER_POLICY_FILE: {policy}, line 2: defaults.actions: Field required": {
+            "RECORDER_POLICY_FILE": policy
         },
         "TICKMIND_HEALTH_PORT: port": {"HEALTH_PORT": rabbitmq.port},
     }

@@ -194,11 +194,13 @@ async def test_tick_is_one_trace_from_publish_to_rows_and_recall_one_to_its_repl
         [ticked] = await town.engine(("publish", "Zanzibar lies on the quetzal road"))
         await until_remembered(database, 2)
         await finished(database)
-        tick = await town.until(ticked, "store", "INSERT recall_index", "INSERT embedding")
+        await town.until(ticked, "store", "INSERT recall_index", "INSERT embedding")
         [asked] = await town.engine(("recall", "Alice thinks of Timbuktu"))
-        recall = await town.until(asked, "decide", "publish reply", "rank_together")
+        await town.until(asked, "decide", "publish reply", "rank_together")
 
+    # Each service exports when it will, and what is left when it ends.
     see = town.collector
+    tick, recall = see.of(ticked), see.of(asked)
     publish = _the(tick, _PUBLISH)
     assert (publish.service, publish.kind) == ("engine", "PRODUCER")
     assert see.above(publish) == ["tick"]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import uuid4
+from weakref import WeakSet
 
 import asyncpg
 from pgvector.asyncpg import register_vector
@@ -241,15 +242,27 @@ class Database:
             # Else errors quote what stands for placeholders: texts and vectors.
             hide_parameters=True,
         )
-        self._pool_size = settings.database_pool_size
         self._info = {UNPREPARED: settings.database_pgbouncer}
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
-        if vectors:
-            event.listen(self.engine.sync_engine, "connect", _register_vectors)
+        #: What was opened, for when it takes no leave.
+        self._opened: WeakSet[asyncpg.Connection[asyncpg.Record]] = WeakSet()
+        self._vectors = vectors
+        event.listen(self.engine.sync_engine, "connect", self._connected)
         if tracing():
             trace_statements(self.engine.sync_engine)
+
+    def _connected(self, dbapi_connection: Any, _record: Any) -> None:
+        raw = dbapi_connection.driver_connection
+        self._opened.add(raw)
+        if not self._vectors:
+            return
+        try:
+            dbapi_connection.run_async(_register)
+        except BaseException:  # the pool does not know of it yet: nobody else would close it
+            raw.terminate()
+            raise
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[AsyncSession]:
@@ -306,23 +319,21 @@ class Database:
     async def dispose(self) -> None:
         """Close what is idle. One that takes no leave (a connection that died in silence) is
         dropped after a moment."""
-        for _ in range(self._pool_size + 1):  # each turn closes one at least
-            try:
-                async with asyncio.timeout(_GOODBYE_S):
-                    await self.engine.dispose()
-                return
-            except TimeoutError:
-                log(_logger, logging.INFO, "connection_dropped")
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await self.engine.dispose()
+        except TimeoutError:
+            left = [raw for raw in self._opened if not raw.is_closed()]
+            for raw in left:
+                raw.terminate()
+            log(_logger, logging.INFO, "connections_dropped", connections=len(left))
+            await self.engine.dispose()
 
 
 def _brief(exc: BaseException) -> str:
     """The cause in a line, without the statement and its parameters (texts are private)."""
     orig = getattr(exc, "orig", None) or exc
     return f"{type(orig).__name__}: {str(orig).splitlines()[0] if str(orig) else 'no details'}"
-
-
-def _register_vectors(dbapi_connection: Any, _record: Any) -> None:
-    dbapi_connection.run_async(_register)
 
 
 async def _register(connection: Any) -> None:
