@@ -90,8 +90,9 @@ def terms(text: str) -> list[str]:
     return [_singular(word) for word in _raw(text) if word not in _SILENT]
 
 
-# Kept, since the same words are said again and again: 65,536 of them are 10 MB.
-@lru_cache(maxsize=65_536)
+# Kept, since the same words are said again and again: 16,384 of them are 4 MB, which fill up in the
+# course of an hour where every text is a new one.
+@lru_cache(maxsize=16_384)
 def _digest(raw: str) -> int | None:
     """A term's 32 bits; None for a word that is none."""
     # CRC-32 is no cryptographic hash and need not be: of an agent's 20,000 different terms, one

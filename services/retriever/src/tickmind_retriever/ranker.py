@@ -57,13 +57,13 @@ class _Manner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """A request under way, since `begun`. `until`: when it is answered, whatever is known by then.
-    `without_by`: when what can be done without is done without."""
+    """A request under way, since `begun`. `answer_by`: what waited is asked for only if it would be
+    answered by then. `without_by`: when what can be done without is done without."""
 
     answers: Answers
     terms: Terms
     begun: float
-    until: float
+    answer_by: float
     without_by: float
 
 
@@ -209,7 +209,7 @@ class Ranker:
             plans = await self._plans.of(generation, agents, terms)
             used.update({id_: (plan, terms.k) for id_, plan in plans.items()})
             manner = _Manner(generation=generation, terms=terms)
-            return await self._ranked(manner, plans, asked, asking.until)
+            return await self._ranked(manner, plans, asked, asking.answer_by)
 
         places = [place for place, _ in questions]
         begun = asyncio.get_running_loop().time()
