@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,7 @@ import yaml
 from tests.charts.helm import Rendered, render
 from tests.e2e.documents import ROOT
 
-__all__ = ["SERVICES", "Deployed", "of_chart", "of_compose", "written"]
+__all__ = ["SERVICES", "Deployed", "of_chart", "of_compose", "run_script", "written"]
 
 SERVICES = ("recorder", "embedder", "retriever")
 _FILES = ROOT / "charts" / "tickmind" / "files"
@@ -118,3 +121,16 @@ def written(deployed: Deployed, folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return folder
+
+
+async def run_script(script: Path, *arguments: str, **environment: str) -> str:
+    """Run a script of the chart as its container does; what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(script), *arguments),
+        env={"PATH": os.environ["PATH"], **environment},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    printed, complained = await process.communicate()
+    assert process.returncode == 0, complained.decode()
+    return printed.decode()

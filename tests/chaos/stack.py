@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from tests.virtual_hosts import add_virtual_hosts
 from tickmind.local.postgres import LocalPostgres, running_postgres
 from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
 from tickmind.local.rabbitmq_install import ensure_rabbitmq
@@ -44,12 +45,7 @@ class Stack:
     async def new_virtual_host(self) -> BrokerSettings:
         """A virtual host nobody else uses."""
         name = f"town-{next(self._numbers)}"
-        await self.rabbitmq.rabbitmqctl(
-            "eval",
-            f'ok = rabbit_vhost:add(<<"{name}">>, <<"guest">>),'
-            f' rabbit_auth_backend_internal:set_permissions(<<"guest">>, <<"{name}">>,'
-            f' <<".*">>, <<".*">>, <<".*">>, <<"guest">>).',
-        )
+        await add_virtual_hosts(self.rabbitmq, name)
         return BrokerSettings(amqp_url=SecretStr(f"{self.rabbitmq.url}/{name}"))
 
 

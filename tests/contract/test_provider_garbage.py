@@ -1,4 +1,5 @@
-"""Answers that no sound API gives: never more read than could be used, never an unknown error."""
+"""Answers that no sound API gives: never more read than could be used, never an unknown error, and
+nothing goes where one of them points."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tickmind import bounded_answers
 from tickmind.bounded_answers import most_bytes
 from tickmind.embedding_api import OpenAIProvider
-from tickmind.errors import EmbeddingUnavailable, TickmindError
+from tickmind.errors import EmbeddingUnavailable, ProviderRefused, TickmindError
 from tickmind.settings import EmbeddingSettings
 
 _SOUND = json.dumps(
@@ -27,12 +29,19 @@ def _http(body: bytes, *headers: str, status: str = "200 OK", length: int | None
 
 
 @asynccontextmanager
-async def _server(answer: bytes | Callable[[], AsyncIterator[bytes]]) -> AsyncIterator[str]:
-    """A base URL whose every request gets these bytes, after which the connection is closed."""
+async def _server(
+    answer: bytes | Callable[[], AsyncIterator[bytes]], heard: list[bytes] | None = None
+) -> AsyncIterator[str]:
+    """A base URL whose every request gets these bytes, after which the connection is closed.
+
+    `heard`: is given the head of each request.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await reader.readuntil(b"\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            if heard is not None:
+                heard.append(head)
             if isinstance(answer, bytes):
                 writer.write(answer)
             else:
@@ -151,3 +160,33 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
             await provider.call(["a"])
 
     assert sent < most_bytes(1) + 16 * 1024 * 1024  # what lies in buffers besides
+
+
+@pytest.mark.parametrize(("more", "taken"), [(0, True), (1, False)])
+async def test_an_answer_of_the_largest_size_is_read_and_none_beyond(
+    more: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded_answers, "_ANSWER_BYTES", 900)
+    monkeypatch.setattr(bounded_answers, "_ANSWER_BYTES_A_TEXT", 100)
+    answer = _http(_SOUND.ljust(1000 + more))
+    async with _server(answer) as base_url, _provider(base_url) as provider:
+        if taken:
+            assert (await provider.call(["a"])).vectors.shape == (1, 2)
+        else:
+            with pytest.raises(EmbeddingUnavailable, match="AnswerTooLarge"):
+                await provider.call(["a"])
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_texts_and_key_follow_no_redirect(status: int) -> None:
+    """To another host above all, which nobody named."""
+    asked: list[bytes] = []
+    elsewhere: list[bytes] = []
+    async with _server(_http(_SOUND), elsewhere) as other_url:
+        away = _http(b"", f"Location: {other_url}/embeddings", status=f"{status} Elsewhere")
+        async with _server(away, asked) as base_url, _provider(base_url) as provider:
+            with pytest.raises(ProviderRefused, match="sends us elsewhere"):
+                await provider.call(["a text"])
+            assert await provider.fault() is None  # it answers
+    assert len(asked) == 2
+    assert elsewhere == []

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import Process
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sqlalchemy import text
 
+from tests.processes import service_process
 from tests.proxy import door
 from tests.remembering import (
     audited,
@@ -403,36 +402,13 @@ async def test_zero_vectors_alone_teach_no_mean(database: Database) -> None:
         assert not await refresh_mean(session, generation)
 
 
-@asynccontextmanager
-async def _process(
+def _process(
     database: DatabaseSettings, log: Path, **environment: object
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`python -m tickmind_embedder` without a broker; killed on leaving if it still runs."""
-    assert database.database_url is not None
-    told = {
-        "TICKMIND_DATABASE_URL": database.database_url.get_secret_value(),
-        "TICKMIND_EMBEDDER_LISTEN": "false",
-        "TICKMIND_HEALTH_PORT": "0",
-        "TICKMIND_HEALTH_HOST": "127.0.0.1",
-        "TICKMIND_EMBEDDING_MODEL": "test",
-        "TICKMIND_EMBEDDING_DIMENSIONS": "64",
-        **{name: str(value) for name, value in environment.items()},
-    }
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tickmind_embedder",
-            env=os.environ | told,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+) -> AbstractAsyncContextManager[Process]:
+    """An embedder without a broker."""
+    return service_process(
+        "embedder", database, log, TICKMIND_EMBEDDER_LISTEN="false", **environment
+    )
 
 
 async def test_texts_of_a_killed_process_are_finished_by_its_replacement(

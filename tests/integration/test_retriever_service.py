@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import signal
-import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from pydantic import SecretStr
 
+from tests.processes import service_process
 from tests.proxy import door
 from tests.remembering import known, remember
 from tests.retrieving import body
@@ -425,36 +425,13 @@ async def test_broker_that_was_restarted_is_served_again(
             await eventually(check, lambda fault: fault is None, what=name)
 
 
-@asynccontextmanager
-async def _process(
+def _process(
     database: DatabaseSettings, broker: BrokerSettings, log: Path, **environment: object
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`python -m tickmind_retriever`; killed on leaving if it still runs."""
-    assert database.database_url is not None
-    told = {
-        "TICKMIND_DATABASE_URL": database.database_url.get_secret_value(),
-        "TICKMIND_AMQP_URL": broker.broker_url(),
-        "TICKMIND_HEALTH_PORT": "0",
-        "TICKMIND_HEALTH_HOST": "127.0.0.1",
-        "TICKMIND_EMBEDDING_MODEL": "test",
-        "TICKMIND_EMBEDDING_DIMENSIONS": "64",
-        **{name: str(value) for name, value in environment.items()},
-    }
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tickmind_retriever",
-            env=os.environ | told,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+) -> AbstractAsyncContextManager[Process]:
+    """A retriever on this virtual host."""
+    return service_process(
+        "retriever", database, log, TICKMIND_AMQP_URL=broker.broker_url(), **environment
+    )
 
 
 async def test_sigterm_answers_what_is_in_flight_and_leaves_the_rest_to_others(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
+from tests.deployed import run_script
 from tests.remembering import counted, known, remember
 from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
@@ -41,19 +39,6 @@ from tickmind_retriever.settings import RetrieverSettings
 _FILES = Path(__file__).parents[2] / "charts" / "tickmind" / "files"
 _ODD = "~,>?@:/#%&\"'\\"
 _numbers = itertools.count(1)
-
-
-async def _script(path: str, *arguments: str, **environment: str) -> str:
-    """Run a script of the chart as its container does; what it prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(_FILES / path), *arguments),
-        env={"PATH": os.environ["PATH"], **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    printed, complained = await process.communicate()
-    assert process.returncode == 0, complained.decode()
-    return printed.decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +98,7 @@ async def servers(
     for key, role in zip(("OWNER", "RECORDER", "EMBEDDER", "RETRIEVER"), roles, strict=True):
         environment |= {f"ROLE_{key}": role, f"PASSWORD_{key}": _ODD}
     for _ in range(2):  # each revision runs it anew
-        await _script("postgresql/roles.py", **environment)
+        await run_script(_FILES / "postgresql/roles.py", **environment)
     await upgrade(made.database("tickmind"), lambda _: None)
 
     users = json.loads((_FILES / "rabbitmq/users.json").read_text(encoding="utf-8"))
@@ -121,7 +106,7 @@ async def servers(
     for user in users:
         broker |= {f"USER_{user.upper()}": f"{name}-{user}", f"PASSWORD_{user.upper()}": _ODD}
     written = state_dir / f"{name}.json"
-    await _script("rabbitmq/definitions.py", str(written), **broker)
+    await run_script(_FILES / "rabbitmq/definitions.py", str(written), **broker)
     await rabbitmq.rabbitmqctl("import_definitions", str(written))
     yield made
     await rabbitmq.rabbitmqctl("delete_vhost", name)
@@ -185,7 +170,7 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
         assert answer.status == "ok", answer
         # And what `helm test` runs, twice.
         for _ in range(2):
-            told = await _script("test/fish.py", **servers.engine())
+            told = await run_script(_FILES / "test/fish.py", **servers.engine())
             assert "bob told me: We sell fish" in told
     await owner.dispose()
 

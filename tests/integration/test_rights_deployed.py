@@ -3,11 +3,8 @@ permissions, on the real servers, and what they refuse."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from tests.charts.helm import render
-from tests.deployed import SERVICES, Deployed, of_chart, of_compose, written
+from tests.deployed import SERVICES, Deployed, of_chart, of_compose, run_script, written
 from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.connecting import connect
@@ -77,17 +74,6 @@ class _Stage:
         )
 
 
-async def _run(script: Path, *arguments: str, **environment: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(script), *arguments),
-        env={"PATH": os.environ["PATH"], **environment},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    printed, _ = await process.communicate()
-    assert process.returncode == 0, printed.decode()
-
-
 @pytest.fixture(scope="module", params=sorted(_WAYS))
 async def stage(
     request: pytest.FixtureRequest,
@@ -101,11 +87,11 @@ async def stage(
     made = _Stage(deployed=deployed, postgres=postgres, rabbitmq=rabbitmq, name=name)
     await postgres.create_database(name)
     here = {"PGHOST": str(postgres.socket_dir), "PGPORT": "5432", "DATABASE": name}
-    await _run(files / "postgresql" / "roles.py", **{**deployed.roles, **here})
+    await run_script(files / "postgresql" / "roles.py", **{**deployed.roles, **here})
     await upgrade(made.database("migrate"), lambda _: None)
     definitions = files / "definitions.json"
     script = files / "rabbitmq" / "definitions.py"
-    await _run(script, str(definitions), **{**deployed.users, "VHOST": name})
+    await run_script(script, str(definitions), **{**deployed.users, "VHOST": name})
     await rabbitmq.rabbitmqctl("import_definitions", str(definitions))
     yield made
     users = [user for key, user in deployed.users.items() if key.startswith("USER_")]

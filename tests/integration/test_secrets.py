@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
@@ -26,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tests.commands import Cli
 from tests.otlp import Collector, collecting
+from tests.processes import asked_to_end
 from tests.proxy import door
 from tests.recording import until_remembered, wire
 from tests.running import eventually
@@ -230,13 +230,7 @@ async def _services(
 async def _ended(
     process: asyncio.subprocess.Process, reading: asyncio.Task[bytes], told: _Told, where: str
 ) -> None:
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(20):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
+    await asked_to_end(process)
     said = (await reading).decode()
     assert said, f"{where} said nothing, so nothing was looked at"
     told.add(where, said)

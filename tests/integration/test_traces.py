@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,6 +15,7 @@ import pytest
 
 from tests.fleet import finished
 from tests.otlp import Collector, Received, collecting
+from tests.processes import asked_to_end
 from tests.recording import until_remembered
 from tests.running import eventually
 from tickmind.database import Database
@@ -163,14 +163,7 @@ async def _process(
     try:
         yield ready
     finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(20):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+        await asked_to_end(process)
 
 
 def _the(spans: Sequence[Received], name: str) -> Received:

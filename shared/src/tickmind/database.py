@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 from weakref import WeakSet
 
@@ -30,7 +30,7 @@ from tickmind.driver import UNPREPARED
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
-from tickmind.settings import DatabaseSettings, tls_context
+from tickmind.settings import DatabaseSettings, SslMode, tls_context
 from tickmind.statement_spans import trace_statements
 from tickmind.telemetry import log
 from tickmind.tracing import tracing
@@ -60,7 +60,7 @@ _LOOKUPS = {
     "enable_seqscan": "off",
 }
 
-_SSL_MODES = ("disable", "prefer", "require", "verify-ca", "verify-full")
+_SSL_MODES = get_args(SslMode)
 
 #: What the driver raises by itself where SQLAlchemy does not stand between: while a connection that
 #: was just opened learns its types.

@@ -29,6 +29,7 @@ __all__ = [
     "Decision",
     "Explained",
     "Name",
+    "PlanName",
     "RecallEnvelope",
     "RecallQuery",
     "RecallReply",
@@ -231,11 +232,15 @@ class RecalledMemory(_Contract):
     recency: float
 
 
+#: All of an agent's memories scored, its signatures compared first, or an index of its own asked.
+PlanName = Literal["exact", "signatures", "hnsw"]
+
+
 class Explained(_Contract):
     """How one query was ranked. `rows`: the agent's memories that have a vector; `scored`: how many
     of them were scored exactly; `ms`: milliseconds by step."""
 
-    plan: Literal["exact", "signatures", "hnsw"]
+    plan: PlanName
     rows: int
     scored: int
     ms: dict[str, float]

@@ -36,6 +36,7 @@ __all__ = [
     "EmbeddingSettings",
     "HealthSettings",
     "Settings",
+    "SslMode",
     "load",
     "naming",
 ]
@@ -46,6 +47,8 @@ _PROFILE = PROFILES[_DEFAULT_PROFILE]
 
 #: Beyond any number that makes sense here, and within what PostgreSQL's integer holds.
 MOST = 2**31 - 1
+
+SslMode = Literal["disable", "prefer", "require", "verify-ca", "verify-full"]
 
 
 class _FilesSource(PydanticBaseSettingsSource):
@@ -123,7 +126,7 @@ class DatabaseSettings(Settings):
     database_user: str = "tickmind"
     database_password: SecretStr | None = None
     database_name: str = "tickmind"
-    database_sslmode: Literal["disable", "prefer", "require", "verify-ca", "verify-full"] = Field(
+    database_sslmode: SslMode = Field(
         "prefer", description="as libpq's sslmode; where a CA is named, verify-full unless said"
     )
     database_ca_file: Path | None = Field(None, description="PEM file of the CA to trust")

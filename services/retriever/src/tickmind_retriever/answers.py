@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Collection, Sequence
 
 from tickmind import fragment
@@ -35,7 +35,7 @@ class Answers:
         #: Milliseconds of steps that all queries share, and of each query's own embedding.
         self.ms: dict[str, float] = {}
         self.embed_ms: dict[int, float] = {}
-        #: When the first of the agents was answered, of the monotonic clock; None: none was yet.
+        #: When the first of the agents was answered, by the loop's clock; None: none was yet.
         self.first_at: float | None = None
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
@@ -85,7 +85,7 @@ class Answers:
         query = self.request.queries[place]
         assert isinstance(query, RecallQuery)
         if self.first_at is None:
-            self.first_at = time.monotonic()
+            self.first_at = asyncio.get_running_loop().time()
         self._replies[place] = AgentReply(
             agent=query.agent,
             status=("ok" if reason is None else "degraded") if memories else "empty",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -50,11 +49,11 @@ _CUT_OFF_S = 2.0
 #: Of the time a request has, what is kept for ranking where something else can be done without: a
 #: quarter, at most so long (exact ranking takes 5 ms for 1,000 memories, 250 ms for 50,000).
 _RANKING_SHARE = 0.25
+_RANKING_MOST_S = 0.5
 #: Where more is asked than can be answered, only what would be answered before this share of its
 #: deadline is left is begun. At three times capacity, client and servers on two cores, 0.28 of
 #: capacity was answered at the last moment, and 0.05 in time for the client.
 _SPARE_SHARE = 0.25
-_RANKING_MOST_S = 0.5
 #: What no space has for its id: nothing waits for vectors there.
 _NO_SPACE = 0
 
@@ -126,12 +125,11 @@ class Handler:
             answer_by=begun + left_s - spare_s,
             without_by=until - kept_s,
         )
-        since = time.monotonic()
         with self._admission.begun():
             await self._within(until, asking)
         # One that waited for a tick waited for something else, too.
         if answers.first_at is not None and request.options.wait_for_tick is None:
-            self._admission.answered(after_s=answers.first_at - since)
+            self._admission.answered(after_s=answers.first_at - begun)
         self._metrics.seconds.observe(loop.time() - begun, exemplar())
         return self._told(answers)
 

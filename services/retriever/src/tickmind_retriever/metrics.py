@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from tickmind.messages import PlanName
 from tickmind.metering import begin_at_zero
 
 __all__ = ["Metrics"]
@@ -39,7 +42,7 @@ class Metrics:
             ["plan"],
             registry=registry,
         )
-        begin_at_zero(self.plans, ((plan,) for plan in ("exact", "signatures", "hnsw")))
+        begin_at_zero(self.plans, ((plan,) for plan in get_args(PlanName)))
         self.audited = Counter(
             "tickmind_recall_audit",
             "Of sampled recalls' exact best memories: whether ranking by this plan found them",

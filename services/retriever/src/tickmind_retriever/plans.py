@@ -7,10 +7,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tickmind.database import Database
-from tickmind.messages import Explained
+from tickmind.messages import Explained, PlanName
 from tickmind.store.hnsw import MOST_NEAREST, NEAREST, Hnsw, kept
 from tickmind.store.recall_signature import CANDIDATES, RAW_FACTOR, Prefilter, rows_of
 from tickmind.store.signing import Signers
@@ -45,7 +44,7 @@ class _Size:
 class Plan:
     """How an agent is ranked; `hnsw`: the index of its own that is asked."""
 
-    name: Literal["exact", "signatures", "hnsw"]
+    name: PlanName
     hnsw: Hnsw | None = None
 
 
