@@ -28,6 +28,7 @@ from tickmind.store.recording import (
     Receipt,
     ensure_agents,
     ensure_worlds,
+    hold_worlds,
     insert_memories,
     insert_receipts,
 )
@@ -72,6 +73,7 @@ async def insert(
     importances = [importance] * count if isinstance(importance, int) else list(importance)
     kinds = [kind] * count if isinstance(kind, str) else list(kind)
     worlds = await ensure_worlds(session, [world])
+    await hold_worlds(session, worlds.values())
     agents = await ensure_agents(session, [(worlds[world], agent)])
     who = AgentId(id=agents[worlds[world], agent], world_id=worlds[world])
     rows: list[tuple[AgentId, int | None, Memory]] = [

@@ -203,6 +203,7 @@ class Handler:
         ]
         stored = 0
         async with self._database.writing() as session:
+            await recording.hold_worlds(session, worlds.values())
             if rows:
                 rows = await with_context(session, rows, agents)
                 stored = await recording.insert_memories(session, rows)

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.store.embedding import LINK_LOCK, store_vectors
 from tickmind.store.inspection import drop_parked
+from tickmind.store.recording import lock_out_world
 from tickmind.store.spaces import lock_out_recorders
 
 __all__ = [
@@ -87,6 +88,7 @@ async def delete_some_memories(
 
 async def delete_world(session: AsyncSession, world: str) -> bool:
     """Delete a world and all that still hangs on it, rejects too; whether there was one."""
+    await lock_out_world(session, world)
     await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
     found = (await session.execute(_DELETE_WORLD, {"world": world})).first() is not None
     await session.execute(_DELETE_REJECTS, {"world": world})
