@@ -1,8 +1,8 @@
 """An engine in a few lines: agents act, remember, and are told what they remember.
 
-    uv run python examples/engine.py amqp://guest:guest@localhost:5672
+    ./dev run python examples/engine.py amqp://guest:guest@localhost:5672
 
-`tickmind up` prints the URL of a broker with the services behind it.
+`./dev up` prints the URL of a broker with the services behind it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which test proves which case from the field: the table of tests/README.md, from docstrings.
 
-    uv run python tools/cases.py          # writes the table anew
+    ./dev run python tools/cases.py          # writes the table anew
 
 A test says "case 20: what it shows" (or "cases 1 and 25: …") in its docstring, and may say so of
 several cases in several sentences.

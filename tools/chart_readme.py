@@ -1,6 +1,6 @@
 """The tables of values in the chart's README, from the comments in its values.yaml.
 
-    uv run python tools/chart_readme.py          # writes the tables anew
+    ./dev run python tools/chart_readme.py          # writes the tables anew
 
 A value's comment begins with `# -- ` and stands in one line above it. Mappings are walked into
 as far as their keys have comments of their own.

@@ -21,7 +21,7 @@ _VALUES = (CHART / "values.yaml").read_text(encoding="utf-8")
 
 def test_table_of_values_is_up_to_date() -> None:
     assert chart_readme.with_tables(_README, chart_readme.find(_VALUES)) == _README, (
-        "run: uv run python tools/chart_readme.py"
+        "run: ./dev run python tools/chart_readme.py"
     )
 
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from benchmarks import __main__ as benchmarks
-from tests.e2e.documents import DOCUMENTS, ROOT, rows
+from tests.e2e.documents import DOCUMENTS, ROOT, blocks, rows
 from tickmind.cli.app import create_app
 from tools import cases
 
@@ -74,9 +74,17 @@ def test_habits_named_in_a_document_exist(document: str) -> None:
     assert set(re.findall(r"\./dev bench ([a-z]+)", text)) <= set(benchmarks.NAMES)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_tells_nobody_to_type_what_is_on_no_path(document: str) -> None:
+    """uv may be in .uv/ alone, `tickmind` in its environment alone: `./dev` finds both."""
+    typed = "\n".join(blocks("sh", (ROOT / document).read_text(encoding="utf-8")))
+    assert "uv run" not in (ROOT / document).read_text(encoding="utf-8")
+    assert re.findall(r"^python.*", typed, re.MULTILINE) == []
+
+
 def test_table_of_cases_is_up_to_date() -> None:
     path = ROOT / "tests" / "README.md"
     text = path.read_text(encoding="utf-8")
     assert cases.with_table(text, cases.find(ROOT / "tests")) == text, (
-        "run: uv run python tools/cases.py"
+        "run: ./dev run python tools/cases.py"
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+import aio_pika
 import pytest
+from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
 
 from tests.asking import SLACK_S, Clock, answering, at_once
@@ -30,6 +32,13 @@ def through(opened: Door, broker_settings: BrokerSettings) -> BrokerSettings:
     """The test's own virtual host, through the door."""
     vhost = broker_settings.broker_url().rsplit("/", 1)[1]
     return BrokerSettings(amqp_url=SecretStr(f"amqp://guest:guest@127.0.0.1:{opened.port}/{vhost}"))
+
+
+def _visits(opened: Door) -> Callable[[], Awaitable[int]]:
+    async def visits() -> int:
+        return opened.visits
+
+    return visits
 
 
 async def test_a_tick_published_while_the_broker_is_down_arrives_when_it_is_back(
@@ -208,3 +217,40 @@ async def test_begins_without_a_broker_and_finds_it_when_it_comes(
             lambda answer: answer.status == "ok",
             what="an answer",
         )
+
+
+async def test_says_once_why_there_is_no_connection_and_in_each_answer(
+    opened: Door, through: BrokerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine prints logs in its own way, or in Python's, which knows no fields of ours. What
+    the driver says of each try is left out; of the engine's own connections it is not."""
+    url = through.broker_url()
+    wrong = BrokerSettings(amqp_url=SecretStr(url.replace("guest:guest", "guest:geheim")))
+
+    async with client(wrong) as memory:
+        await eventually(_visits(opened), lambda visits: visits >= 6, what="some tries")
+        answer = await memory.recall("town-7", "a", "x", tick=1)
+        receipt = await memory.publish_tick("town-7", 1, [_TALK], timeout_s=0.1)
+
+    assert (answer.reason, receipt.reason) == ("connection", "connection")
+    assert "refuses the user guest or the password" in (answer.detail or "")
+    assert receipt.detail == answer.detail
+    assert [record.getMessage() for record in caplog.records] == [f"waiting broker={answer.detail}"]
+    assert "geheim" not in caplog.text
+    await opened.shut()
+    with pytest.raises(AMQPError):
+        await aio_pika.connect(url)
+    assert caplog.records[-1].name == "aiormq.connection"
+
+
+async def test_a_decision_that_will_be_rejected_is_told_once(
+    broker_settings: BrokerSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with client(broker_settings) as memory:
+        for tick in range(3):
+            bad = {"agnet": "bob", "action": "talk"}
+            assert (await memory.publish_tick("town-7", tick, iter([_TALK, bad]))).confirmed
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "will_be_rejected world=town-7 tick=0 why=agent: Field required"
+    ]

@@ -27,6 +27,7 @@ from tickmind.store import recall as recall_module
 from tickmind.store.spaces import Space
 from tickmind_retriever import handler as handler_module
 from tickmind_retriever import ranker as ranker_module
+from tickmind_retriever.answers import FILTERED, NO_AGENT, NO_WORLD
 
 TOLD = [
     "Bob told me: the market sells fresh fish",
@@ -158,14 +159,25 @@ async def test_invalid_request_is_told_so_with_what_is_wrong(
     assert retriever.counted("empty", "invalid") == 1
 
 
-async def test_who_is_unknown_remembers_nothing_for_no_reason(
-    database: Database, database_settings: DatabaseSettings
+@pytest.mark.parametrize("fallback", ["none", "text"])
+async def test_who_remembers_nothing_is_empty_without_a_fault_and_told_why(
+    database: Database, database_settings: DatabaseSettings, fallback: str
 ) -> None:
+    """Nothing went wrong, so `reason` is none; who expected more learns where to look."""
     await _embedded(database, TOLD)
+    asked: list[tuple[str, str, dict[str, Any], str]] = [
+        ("town", "nobody", {}, NO_AGENT),
+        ("nowhere", "alice", {}, NO_WORLD),
+        ("town", "alice", {"kinds": ["dream"]}, FILTERED),
+        ("town", "alice", {"from_tick": 10**9}, FILTERED),
+    ]
     async with retrieving(database, retriever_settings(database_settings)) as retriever:
-        for world, agent in (("town", "nobody"), ("nowhere", "alice")):
-            (answer,) = (await retriever.recall((agent, "rain"), world=world)).replies
+        for world, agent, options, why in asked:
+            (answer,) = (
+                await retriever.recall((agent, "rain"), world=world, fallback=fallback, **options)
+            ).replies
             assert (answer.status, answer.reason, answer.fragment) == ("empty", None, "")
+            assert answer.detail == why
 
 
 async def test_database_that_no_embedder_has_seen_is_a_reason(

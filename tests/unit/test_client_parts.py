@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tickmind import MemoryClient
-from tickmind.client import _body
 from tickmind.decoding import decode_recall, decode_tick
-from tickmind.encoding import tick_bodies
+from tickmind.encoding import recall_body, recall_request, rejections, tick_bodies
 from tickmind.errors import ConfigurationError, InvalidMessage
 from tickmind.messages import MAX_BODY_BYTES, RecallRequest
 
@@ -49,7 +48,7 @@ def test_a_lone_surrogate_in_a_kind_is_asked_for_as_it_is_recorded() -> None:
         {"world": "w", "tick": 1, "queries": [asked], "kinds": ["a\ud800"]}
     )
 
-    assert decode_recall(_body(request)).options.kinds == ["a\ufffd"]
+    assert decode_recall(recall_body(request)).options.kinds == ["a\ufffd"]
 
 
 def test_an_empty_tick_is_a_message_too() -> None:
@@ -173,6 +172,79 @@ def _tower() -> dict[str, Any]:
 def test_refuses_a_decision_that_json_cannot_say(decision: Any) -> None:
     with pytest.raises(InvalidMessage, match="not a mapping that JSON can say"):
         tick_bodies("w", 1, [decision], None)
+
+
+@pytest.mark.parametrize("decisions", [{"agent": "bob"}, "bob", b"bob"], ids=str)
+def test_refuses_decisions_that_are_no_list(decisions: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^decisions: a list"):
+        tick_bodies("w", 1, decisions, None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        ({"agnet": "bob", "action": "talk"}, "agent: Field required"),
+        ({"agent": "bob", "action": "talk", "speech": 5}, "speech: Input should be"),
+        ({"agent": "bob", "action": "move", "target": [float("nan"), 1]}, "holds NaN"),
+        (_talk("bob", MAX_BODY_BYTES), "at most 1048576 are taken"),
+    ],
+    ids=["agent", "speech", "nan", "size"],
+)
+def test_says_of_a_decision_what_the_recorder_will_say(bad: dict[str, Any], why: str) -> None:
+    decisions = [_talk("alice", 5), bad]
+
+    (told,) = rejections(decisions, _bodies(*decisions))
+
+    assert why in told
+
+
+@pytest.mark.parametrize("odd", [{"speech": "cut \ud83d"}, {"mood": "sad"}, {"target": (1, 2)}])
+def test_says_nothing_of_what_the_recorder_takes(odd: dict[str, Any]) -> None:
+    sound = _talk("bob", 5) | odd
+
+    assert rejections([sound], _bodies(sound)) == []
+
+
+def _asked(queries: Any = (("alice", "x"),), **options: Any) -> bytes:
+    return recall_body(recall_request("w", queries, 1, 0.8, options))
+
+
+@pytest.mark.parametrize("name", ["kk", "from_tik", "queries", "world", "mood"])
+def test_refuses_an_option_that_there_is_not(name: str) -> None:
+    """It would be ignored by whoever reads the request, and nobody would see why."""
+    with pytest.raises(InvalidMessage, match=f"^{name}: unknown; a recall has as_of_tick, "):
+        recall_request("w", [("alice", "x")], 1, 0.8, {name: 1})
+
+
+def test_refuses_a_weight_that_there_is_not() -> None:
+    with pytest.raises(InvalidMessage, match=r"^relevence: unknown; weights has importance, "):
+        _asked(weights={"relevence": 1.0})
+
+
+def test_takes_every_option_there_is() -> None:
+    options = set(RecallRequest.model_fields) - {"world", "tick", "queries"}
+
+    assert decode_recall(_asked(**dict.fromkeys(options - set(_DEFAULTED)))).options.k == 5
+    assert decode_recall(_asked(**_DEFAULTED)).options.deadline_ms == 7
+
+
+#: Options for which null means nothing.
+_DEFAULTED: dict[str, Any] = {
+    name: field.default
+    for name, field in RecallRequest.model_fields.items()
+    if field.default is not None and not field.is_required()
+} | {"deadline_ms": 7}
+
+
+@pytest.mark.parametrize("queries", [["alice"], [("alice", "x", "y")], [5], "alice"], ids=str)
+def test_refuses_queries_that_are_no_pairs(queries: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^queries: a list of pairs"):
+        _asked(queries)
+
+
+def test_refuses_a_request_too_large_for_any_message() -> None:
+    with pytest.raises(InvalidMessage, match=r"^queries: the request has .* ask for fewer"):
+        _asked([("alice", "x" * 100_000)] * 11)
 
 
 @pytest.mark.parametrize("make", [_circle, _tower])

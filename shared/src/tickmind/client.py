@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,15 +30,12 @@ from aio_pika.abc import (
 )
 from aio_pika.exceptions import DeliveryError, PublishError
 from pydantic import SecretStr, ValidationError
-from pydantic_core import PydanticSerializationError
 
-from tickmind.clean import clean_text
 from tickmind.connecting import BROKER_ERRORS, declare, losses_told, url_for
 from tickmind.decoding import explain
-from tickmind.encoding import tick_bodies
-from tickmind.errors import InvalidMessage
+from tickmind.encoding import recall_body, recall_request, rejections, tick_bodies
 from tickmind.link import Link
-from tickmind.messages import RecallReply, RecallRequest
+from tickmind.messages import RecallReply
 from tickmind.settings import BrokerSettings, load
 from tickmind.telemetry import log, outgoing_headers
 from tickmind.topology import (
@@ -61,6 +57,15 @@ _ATTEMPTS = 5
 _AGAIN_S = 0.1
 #: Waiting for the first connection before going on without: recalls are empty until it is there.
 _FIRST_CONNECTION_S = 5.0
+#: So many different reasons for which decisions will be rejected are logged.
+_REJECTIONS_TOLD = 100
+#: What there is to say of a reason that says too little for itself.
+_DETAILS = {
+    "timeout": "no answer from RabbitMQ or a retriever in time",
+    "refused": "the recorder's queue is full: are recorders running, and is their database there?",
+    "unroutable": "the recorder's queue is not there, and this user may not make it",
+    "reply": "the reply cannot be read: is it a retriever who answers, of this version or newer?",
+}
 _REPLY_TO = "amq.rabbitmq.reply-to"
 _TICKS = f"{EVENTS.name}:{TICK_ENDED_PREFIX}{{world}}"
 _PUBLISHES = messaging("send", EVENTS.name) | {"messaging.destination.template": _TICKS}
@@ -74,11 +79,13 @@ class Receipt:
 
     `reason`: why it is not confirmed: `connection` (there is none), `timeout` (no answer in time),
     `refused` (the recorder's queue is full), `unroutable` (it is not there and cannot be made).
-    `messages`: how many the tick took; `attempts`: how often they were sent.
+    `detail`: the same for a person. `messages`: how many the tick took; `attempts`: how often
+    they were sent.
     """
 
     confirmed: bool
     reason: str | None = None
+    detail: str | None = None
     messages: int = 1
     attempts: int = 1
 
@@ -90,8 +97,8 @@ class Answer:
     `status`: `ok`, `empty`, or `degraded`: what could be told without the observation's vector,
     where `fallback="text"` asked for that. `reason`: None where the agent simply remembers
     nothing; else what kept us from knowing: `timeout`, `connection`, or the retriever's own word
-    (`deadline`, `embedding`, `database`, `invalid`). `explain`: how it was ranked, where that was
-    asked for.
+    (`deadline`, `embedding`, `database`, `invalid`). `detail`: the same for a person, of nothing
+    remembered, too. `explain`: how it was ranked, where that was asked for.
     """
 
     agent: str
@@ -142,13 +149,18 @@ class MemoryClient:
         settings.broker_tls()
         self._calls = _Calls()
         self._numbers = itertools.count(1)
-        self._events = Link(settings, name="events", confirms=True, opened=_declare_events)
+        self._fault: str | None = None
+        self._rejections: set[str] = set()
+        self._events = Link(
+            settings, name="events", confirms=True, opened=_declare_events, told=self._told
+        )
         self._recalls = Link(
             settings,
             name="recalls",
             confirms=False,
             opened=self._consume_replies,
             lost=self._calls.lost,
+            told=self._told,
         )
 
     async def __aenter__(self) -> Self:
@@ -186,9 +198,11 @@ class MemoryClient:
 
         Tried again within `timeout_s` until the broker confirms. Raises InvalidMessage for a
         world, tick or value that no message can hold; a decision the recorder cannot use is
-        rejected there, and kept with its reason.
+        rejected there, and kept with its reason, which is logged here, once.
         """
-        bodies = tick_bodies(world, tick, decisions, time)
+        given = decisions if isinstance(decisions, Mapping) else list(decisions)
+        bodies = tick_bodies(world, tick, given, time)
+        self._warn(world, tick, rejections(list(given), bodies))
         attempts = 0
         reason: str | None = "connection"
         try:
@@ -206,8 +220,29 @@ class MemoryClient:
         except ConnectionError:  # closed for good
             reason = "connection"
         return Receipt(
-            confirmed=reason is None, reason=reason, messages=len(bodies), attempts=attempts
+            confirmed=reason is None,
+            reason=reason,
+            detail=self._detail(reason),
+            messages=len(bodies),
+            attempts=attempts,
         )
+
+    def _told(self, fault: str | None) -> None:
+        """What a connection fails of, or None once it is open; said once for both."""
+        if fault is not None and fault != self._fault:
+            log(_logger, logging.WARNING, "waiting", broker=fault)
+        self._fault = fault
+
+    def _warn(self, world: str | int, tick: int, rejections: Sequence[str]) -> None:
+        for why in rejections:
+            if why not in self._rejections and len(self._rejections) < _REJECTIONS_TOLD:
+                self._rejections.add(why)
+                log(_logger, logging.WARNING, "will_be_rejected", world=world, tick=tick, why=why)
+
+    def _detail(self, reason: str | None) -> str | None:
+        if reason == "connection":
+            return self._fault or "RabbitMQ: not connected yet, or not any more"
+        return _DETAILS.get(reason or "")
 
     async def _publish(
         self, channel: AbstractChannel, world: str, bodies: Sequence[bytes]
@@ -260,22 +295,8 @@ class MemoryClient:
         """As `recall`, for many agents in one request: (agent, observation) each, in order."""
         if not queries:
             return []
-        try:
-            request = RecallRequest.model_validate(
-                {
-                    "world": world,
-                    "tick": tick,
-                    "queries": [
-                        {"agent": agent, "observation": _sayable(observation)}
-                        for agent, observation in queries
-                    ],
-                    "deadline_ms": max(1, min(60_000, int(timeout_s * 1000))),
-                    **options,
-                }
-            )
-        except ValidationError as exc:
-            raise InvalidMessage(explain(exc)) from exc
-        body = _body(request)
+        request = recall_request(world, queries, tick, timeout_s, options)
+        body = recall_body(request)
         asking = f"publish {RECALL_QUEUE.name}"
         with span(asking, kind=SpanKind.CLIENT, attributes=_ASKS) as current:
             current.set_attribute("tickmind.queries", len(queries))
@@ -283,7 +304,10 @@ class MemoryClient:
             if reason is not None:
                 current.set_attribute("error.type", reason)
         if reply is None:
-            return [Answer(agent=query.agent, reason=reason) for query in request.queries]
+            detail = self._detail(reason)
+            return [
+                Answer(agent=query.agent, reason=reason, detail=detail) for query in request.queries
+            ]
         if len(reply.replies) != len(request.queries):
             return [
                 Answer(agent=query.agent, reason=reply.reason or "invalid", detail=reply.detail)
@@ -377,18 +401,3 @@ async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]
                 headers=headers,
             )
             await exchange.publish(message, routing_key=key, mandatory=True)
-
-
-def _body(request: RecallRequest) -> bytes:
-    # Absent is the same as null, and a retriever of before need not know what is new.
-    try:
-        return request.model_dump_json(exclude_none=True).encode()
-    except (PydanticSerializationError, UnicodeEncodeError):
-        # A lone surrogate in one of `kinds`, which goes as its escape: it is replaced where it is
-        # read, as it was in what is recorded.
-        return json.dumps(request.model_dump(exclude_none=True)).encode()
-
-
-def _sayable(text: object) -> object:
-    """A text without what no message can hold; anything else is for the validation to refuse."""
-    return clean_text(text).text if isinstance(text, str) else text

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from aio_pika.connection import make_url
-from aiormq.exceptions import AMQPError
+from aiormq.exceptions import AMQPError, InvalidFrameError, ProbableAuthenticationError
 
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.hosts import names_host
@@ -59,6 +62,15 @@ _URL_OPTIONS = frozenset(
 )
 
 _logger = logging.getLogger("tickmind.broker")
+
+#: Whether a connection of ours is what the driver logs about.
+_OURS: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+def _others(_: logging.LogRecord) -> bool:
+    """What the driver says of our connections is not logged: we say it, once. Tasks that it makes
+    for a connection inherit the mark; connections of the engine's own are left alone."""
+    return not _OURS.get()
 
 
 class BrokerUnavailable(TransientError):
@@ -129,6 +141,9 @@ async def tolerated(call: Awaitable[object]) -> bool:
 
 async def connect(settings: BrokerSettings, *, name: str) -> AbstractConnection:
     """One plain connection, which does not come back by itself. Raises BrokerUnavailable."""
+    for logger in ("aiormq.connection", "aio_pika.connection"):
+        logging.getLogger(logger).addFilter(_others)
+    ours = _OURS.set(True)
     try:
         with losses_told():
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -136,8 +151,31 @@ async def connect(settings: BrokerSettings, *, name: str) -> AbstractConnection:
                     url_for(settings, name=name), ssl_context=settings.broker_tls()
                 )
     except BROKER_ERRORS as exc:
-        msg = f"RabbitMQ cannot be reached ({type(exc).__name__}: {exc})"
+        msg = f"RabbitMQ cannot be reached: {_why(exc, settings)}"
         raise BrokerUnavailable(msg) from exc
+    finally:
+        _OURS.reset(ours)
+
+
+def _why(exc: BaseException, settings: BrokerSettings) -> str:
+    """What a connection failed of, in words that say where to look; no password in them."""
+    url = make_url(settings.broker_url())
+    where = f"{url.host}:{url.port}"
+    cause = exc.__cause__
+    if isinstance(cause, ssl.SSLError):
+        told = getattr(cause, "verify_message", None) or cause.reason
+        return f"no TLS with {where} ({told}): is it a port of TLS, with a certificate of that CA?"
+    if isinstance(cause, socket.gaierror):
+        return f"no host has the name {url.host}"
+    if isinstance(cause, ConnectionRefusedError):
+        return f"nothing listens at {where}"
+    if isinstance(exc, TimeoutError):
+        return f"{where} did not answer within {CONNECT_TIMEOUT_S:g} s: is it RabbitMQ?"
+    if isinstance(exc, ProbableAuthenticationError):
+        return f"{where} refuses the user {url.user} or the password"
+    if isinstance(exc, InvalidFrameError) and "Connection.OpenOk" in str(exc):
+        return f"{where} refuses the virtual host: is it there, and may {url.user} use it?"
+    return f"{where} ({type(exc).__name__}: {exc})"
 
 
 async def declare(channel: AbstractChannel, *queues: Queue) -> None:

@@ -106,7 +106,7 @@ def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
     Raises InvalidMessage for what is not UTF-8 JSON of at most MAX_BODY_BYTES.
     """
     if len(body) > MAX_BODY_BYTES:
-        msg = f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES} are taken: split the tick"
+        msg = f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES} are taken: split it"
         raise InvalidMessage(msg)
     try:
         text = body.decode()

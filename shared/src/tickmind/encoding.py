@@ -1,19 +1,34 @@
-"""From what the agents did to the messages that carry it, each small enough. Pure."""
+"""From what the agents did, or what is asked, to the messages that carry it. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 
-from tickmind.decoding import explain
+from tickmind.clean import clean_text
+from tickmind.decoding import decode_tick, explain
 from tickmind.errors import InvalidMessage
-from tickmind.messages import MAX_BODY_BYTES, TickEnded
+from tickmind.messages import (
+    MAX_BODY_BYTES,
+    Decision,
+    RecallEnvelope,
+    RecallRequest,
+    TickEnded,
+    WeightsIn,
+)
 
-__all__ = ["tick_bodies"]
+__all__ = ["recall_body", "recall_request", "rejections", "tick_bodies"]
+
+#: What a caller may say of a recall besides whom it asks about.
+_OPTIONS = frozenset(RecallEnvelope.model_fields) - {"world", "tick", "queries"}
+_WEIGHTS = frozenset(WeightsIn.model_fields)
+_DECISIONS: Final = TypeAdapter(list[Decision])
 
 
 def tick_bodies(
@@ -29,6 +44,9 @@ def tick_bodies(
     except ValidationError as exc:
         raise InvalidMessage(explain(exc)) from exc
     head = {"world": world, "tick": tick, "time": time}
+    if isinstance(decisions, Mapping | str | bytes):
+        msg = "decisions: a list of them is wanted, of one decision, too"
+        raise InvalidMessage(msg)
     try:
         encoded = [(decision.get("place"), _json(decision)) for decision in decisions]
     except (AttributeError, TypeError, ValueError, RecursionError) as exc:
@@ -37,6 +55,75 @@ def tick_bodies(
     start = _json(head)[:-1] + b', "decisions": ['
     room = MAX_BODY_BYTES - len(start) - 2
     return [start + b",".join(part) + b"]}" for part in _parts(encoded, room)]
+
+
+def rejections(decisions: Sequence[Any], bodies: Sequence[bytes]) -> list[str]:
+    """Why the recorder will reject decisions of a tick, as far as the contract alone tells."""
+    if all(len(body) <= MAX_BODY_BYTES for body in bodies):
+        # Nearly always all are sound; read again as the recorder would only where one is not.
+        with contextlib.suppress(ValidationError):
+            _DECISIONS.validate_python(decisions)
+            return []
+    found: list[str] = []
+    for body in bodies:
+        try:
+            found += [rejected.detail for rejected in decode_tick(body).rejected]
+        except InvalidMessage as exc:
+            found.append(str(exc))
+    return found
+
+
+def recall_request(
+    world: str | int,
+    queries: Sequence[tuple[str | int, str]],
+    tick: int,
+    timeout_s: float,
+    options: Mapping[str, Any],
+) -> RecallRequest:
+    """The request for (agent, observation) each. Raises InvalidMessage, for an option that there
+    is not, too: what is misspelt would be ignored by whoever reads it."""
+    _known(options, _OPTIONS, "a recall has")
+    if isinstance(weights := options.get("weights"), Mapping):
+        _known(weights, _WEIGHTS, "weights has")
+    try:
+        asked = [
+            {"agent": agent, "observation": _sayable(observation)} for agent, observation in queries
+        ]
+    except (TypeError, ValueError) as exc:
+        msg = "queries: a list of pairs is wanted, (agent, observation) each"
+        raise InvalidMessage(msg) from exc
+    said = {"world": world, "tick": tick, "queries": asked}
+    deadline = {"deadline_ms": max(1, min(60_000, int(timeout_s * 1000)))}
+    try:
+        return RecallRequest.model_validate(deadline | dict(options) | said)
+    except ValidationError as exc:
+        raise InvalidMessage(explain(exc)) from exc
+
+
+def _known(given: Mapping[str, Any], known: frozenset[str], who: str) -> None:
+    if unknown := sorted(str(name) for name in given if name not in known):
+        msg = f"{', '.join(unknown)}: unknown; {who} {', '.join(sorted(known))}"
+        raise InvalidMessage(msg)
+
+
+def recall_body(request: RecallRequest) -> bytes:
+    """The request as it is published. Raises InvalidMessage where no message can hold it."""
+    # Absent is the same as null, and a retriever of before need not know what is new.
+    try:
+        body = request.model_dump_json(exclude_none=True).encode()
+    except (PydanticSerializationError, UnicodeEncodeError):
+        # A lone surrogate in one of `kinds`, which goes as its escape: it is replaced where it is
+        # read, as it was in what is recorded.
+        body = json.dumps(request.model_dump(exclude_none=True)).encode()
+    if len(body) > MAX_BODY_BYTES:
+        msg = f"queries: the request has {len(body)} bytes, at most {MAX_BODY_BYTES} are taken: "
+        raise InvalidMessage(msg + "ask for fewer agents at once, or shorten what they see")
+    return body
+
+
+def _sayable(text: object) -> object:
+    """A text without what no message can hold; anything else is for the validation to refuse."""
+    return clean_text(text).text if isinstance(text, str) else text
 
 
 def _json(value: object) -> bytes:

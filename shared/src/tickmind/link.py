@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 from collections.abc import Awaitable, Callable
 
@@ -12,11 +11,8 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 
 from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, connect, losses_told, tolerated
 from tickmind.settings import BrokerSettings
-from tickmind.telemetry import log
 
 __all__ = ["Link"]
-
-_logger = logging.getLogger("tickmind.client")
 
 #: Between two tries to connect: at first, and at most; jittered.
 _WAIT_FIRST_S, _WAIT_MOST_S = 0.1, 5.0
@@ -28,7 +24,7 @@ class Link:
     """A connection with one channel, opened anew whenever it breaks.
 
     `opened(connection, channel)` prepares a new channel; `lost()` is called once for each one
-    that broke.
+    that broke; `told` hears why there is none, at each try, and None once there is one.
     """
 
     def __init__(
@@ -39,12 +35,14 @@ class Link:
         confirms: bool,
         opened: Callable[[AbstractConnection, AbstractChannel], Awaitable[None]],
         lost: Callable[[], None] = lambda: None,
+        told: Callable[[str | None], None],
     ) -> None:
         self._settings = settings
         self._name = name
         self._confirms = confirms
         self._opened = opened
         self._lost = lost
+        self._told = told
         self._ready = asyncio.Event()
         self._broken = asyncio.Event()
         self._channel: AbstractChannel | None = None
@@ -81,10 +79,16 @@ class Link:
             try:
                 with losses_told():
                     await self._hold()
-            except (BrokerUnavailable, *BROKER_ERRORS) as exc:
-                log(_logger, logging.WARNING, "waiting", broker=f"{type(exc).__name__}: {exc}")
-                await asyncio.sleep(self._delay_s * (0.5 + random.random() / 2))
-                self._delay_s = min(_WAIT_MOST_S, self._delay_s * 2)
+            except BrokerUnavailable as exc:
+                self._told(str(exc))
+                await self._pause()
+            except BROKER_ERRORS as exc:
+                self._told(f"RabbitMQ ended the connection ({type(exc).__name__}: {exc})")
+                await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._delay_s * (0.5 + random.random() / 2))
+        self._delay_s = min(_WAIT_MOST_S, self._delay_s * 2)
 
     async def _hold(self) -> None:
         """One connection, from its opening to its end."""
@@ -100,6 +104,7 @@ class Link:
             await self._opened(connection, channel)
             self._channel, self._broken = channel, broken
             self._delay_s = _WAIT_FIRST_S
+            self._told(None)
             self._ready.set()
             await broken.wait()
         finally:

@@ -36,9 +36,26 @@ _logger = logging.getLogger("tickmind")
 SENT_AT = "sent_at"
 
 
+class _Told:
+    """An event as handlers other than ours print it, those of an engine say: with its fields."""
+
+    __slots__ = ("_fields", "event")
+
+    def __init__(self, event: str, fields: Mapping[str, object]) -> None:
+        self.event = event
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return self.event + _shown(self._fields)
+
+
+def _shown(fields: Mapping[str, object]) -> str:
+    return "".join(f" {key}={value}" for key, value in fields.items())
+
+
 def log(logger: logging.Logger, level: int, event: str, **fields: object) -> None:
     """One event with its fields. `event` is a fixed name; ids, counts and reasons as fields."""
-    logger.log(level, event, extra={"fields": fields})
+    logger.log(level, _Told(event, fields), extra={"fields": fields})
 
 
 def _traceback(exc: BaseException | None) -> str:
@@ -79,20 +96,20 @@ class _Formatter(logging.Formatter):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         stamp += f".{int(record.msecs):03d}Z"
         trouble = _traceback(record.exc_info[1]) if record.exc_info else None
+        event = record.msg.event if isinstance(record.msg, _Told) else record.getMessage()
         if self._json:
             line = {
                 "time": stamp,
                 "level": record.levelname.lower(),
                 "service": self._service,
                 "logger": record.name,
-                "event": record.getMessage(),
+                "event": event,
                 **fields,
             }
             if trouble:
                 line["exception"] = trouble
             return json.dumps(line, ensure_ascii=False, default=str)
-        shown = "".join(f" {key}={value}" for key, value in fields.items())
-        text = f"{stamp} {record.levelname.lower():7} {record.getMessage()}{shown}"
+        text = f"{stamp} {record.levelname.lower():7} {event}{_shown(fields)}"
         return f"{text}\n{trouble}" if trouble else text
 
 

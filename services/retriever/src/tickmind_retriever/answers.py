@@ -18,10 +18,24 @@ from tickmind.messages import (
     WatermarksOut,
 )
 
-__all__ = ["MAX_REPLY_BYTES", "Answers", "encoded"]
+__all__ = ["FILTERED", "MAX_REPLY_BYTES", "NO_AGENT", "NO_WORLD", "Answers", "encoded"]
 
 #: A longer reply would end the channel it is published on: RabbitMQ 4 takes 16 MiB.
 MAX_REPLY_BYTES = 8 * 1024 * 1024
+
+#: Fields of a request that keep memories back.
+_LIMITS = (
+    "as_of_tick",
+    "from_tick",
+    "to_tick",
+    "exclude_last_ticks",
+    "kinds",
+    "min_importance",
+)
+#: Why nothing is remembered, where nothing went wrong.
+NO_WORLD = "nothing is recorded of a world of this name"
+NO_AGENT = "this world has no agent of this name that remembers anything"
+FILTERED = "none of this agent's memories is let through by what the request asks for"
 
 
 class Answers:
@@ -79,13 +93,16 @@ class Answers:
         reason: str | None = None,
         detail: str | None = None,
     ) -> None:
-        """What the agent asked for at `place` remembers; nothing, maybe. `reason`: why only
-        this much could be known."""
+        """What the agent asked for at `place` remembers; nothing, maybe, and then `detail` says
+        why. `reason`: why only this much could be known."""
         options = self.request.options
         query = self.request.queries[place]
         assert isinstance(query, RecallQuery)
         if self.first_at is None:
             self.first_at = asyncio.get_running_loop().time()
+        if not memories and detail is None:
+            limited = any(getattr(options, name) is not None for name in _LIMITS)
+            detail = FILTERED if limited else None
         self._replies[place] = AgentReply(
             agent=query.agent,
             status=("ok" if reason is None else "degraded") if memories else "empty",
@@ -110,6 +127,11 @@ class Answers:
             ],
             explain=explain,
         )
+
+    def nobody(self, place: int) -> None:
+        """Nobody has heard of the agent asked for at `place`: it remembers nothing."""
+        recorded = self.watermarks.recorded is not None
+        self.remember(place, [], detail=NO_AGENT if recorded else NO_WORLD)
 
     def reply(self) -> RecallReply:
         """All of them in the order of the request; every query must have its answer."""

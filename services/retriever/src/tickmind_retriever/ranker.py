@@ -115,8 +115,8 @@ class Ranker:
         for place, query in answers.open():
             if query.agent in found.agents:
                 waiting.setdefault(vectors[query.observation], []).append((place, query))
-            else:  # nobody has heard of this agent: it remembers nothing
-                answers.remember(place, [])
+            else:
+                answers.nobody(place)
         turns = asyncio.Semaphore(self._parallel * _STATEMENTS_A_PLACE)
         async with asyncio.TaskGroup() as tasks:
             words = self._begin_words(tasks, asking, found)
@@ -309,8 +309,8 @@ class Ranker:
         for place, memories in zip(places, ranked, strict=False):
             answers.remember(place, memories, reason=reason, detail=detail)
         for place, _ in asked:
-            if place not in places:  # nobody has heard of this agent
-                answers.remember(place, [])
+            if place not in places:
+                answers.nobody(place)
 
     async def _rank_together(
         self, manner: _Manner, questions: Sequence[Question]

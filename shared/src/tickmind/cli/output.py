@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bar",
     "ago",
+    "called",
     "confirm",
     "examples",
     "note",
@@ -47,6 +49,17 @@ def safe(text: str, *, lines: bool = False) -> str:
     if lines:
         return _CONTROLS_IN_LINES.sub(" ", text)
     return _CONTROLS.sub(" ", text)
+
+
+def called() -> str:
+    """What one types to call this program: in a checkout it is on no PATH but `uv run`'s own."""
+    program = Path(sys.argv[0]).absolute()
+    checkout = program.parents[2] if len(program.parts) > 3 else program
+    return (
+        "./dev"
+        if program.parent.parent.name == ".venv" and (checkout / "dev").is_file()
+        else "tickmind"
+    )
 
 
 def examples(*commands: str, after: str = "") -> str:

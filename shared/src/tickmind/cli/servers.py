@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tickmind.cli.output import note
+from tickmind.cli.output import called, note
 from tickmind.errors import ConfigurationError, TickmindError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _named(prefix: str, field: str) -> dict[str, Any]:
     if stack is None:
         msg = (
             "no server is named and no stack runs here: set TICKMIND_DATABASE_URL and"
-            " TICKMIND_AMQP_URL, or start a stack with `tickmind up`"
+            f" TICKMIND_AMQP_URL, or start a stack with `{called()} up`"
         )
         raise ConfigurationError(msg)
     return {field: stack[f"{prefix}URL"]}

@@ -120,7 +120,7 @@ def ask_person(question: str) -> bool:
 def _show_urls(stack: LocalStack, state_dir: Path | None) -> None:
     from shlex import quote
 
-    from tickmind.cli.output import say
+    from tickmind.cli.output import called, say
 
     urls = {
         "TICKMIND_DATABASE_URL": stack.database_url,
@@ -136,5 +136,6 @@ def _show_urls(stack: LocalStack, state_dir: Path | None) -> None:
         *(f"  {name:9}  {url}/readyz" for name, url in stack.health_urls.items()),
         f"  data       {stack.state_dir}",
         "",
-        f"In another terminal, other commands find it {found}: try `tickmind status`.",
+        "Engines connect to TICKMIND_AMQP_URL. In another terminal, other commands find it"
+        f" {found}: try `{called()} status`.",
     )

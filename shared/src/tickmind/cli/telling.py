@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from tickmind.cli.output import safe, say, table
+from tickmind.cli.output import called, safe, say, table
 from tickmind.cli.traffic import answer_table
 from tickmind.client import Answer
 from tickmind.local.town import Question
@@ -131,5 +131,6 @@ def show_summary(summary: Mapping[str, Any], first: Answered, found: int) -> Non
         )
     say(
         table(["", "", ""], [[name, f"{value:g}", about] for name, value, about in rows]),
-        "Next: `tickmind up` keeps a stack running; `tickmind publish` plays a trace of yours.",
+        f"Next: `{called()} up` keeps a stack running, for an engine of yours;"
+        f" `{called()} publish` plays a trace.",
     )
