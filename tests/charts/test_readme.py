@@ -12,6 +12,7 @@ import yaml
 
 from tests.charts.helm import CHART, ROOT, render
 from tests.e2e.documents import blocks
+from tickmind.settings import PREFIX, BrokerSettings, DatabaseSettings
 from tickmind_migrations.rights import RIGHTS
 from tools import chart_readme
 
@@ -79,6 +80,29 @@ def test_secrets_shown_are_those_that_are_read() -> None:
     }
     rendered = render("default", "fullnameOverride=tickmind")
     assert shown == {o["metadata"]["name"] for o in rendered.of("Secret")}
+
+
+def test_servers_that_the_command_line_is_led_to_are_there() -> None:
+    [shown] = [block for block in blocks("sh", _README) if "port-forward" in block]
+    rendered = render("default", "fullnameOverride=tickmind")
+    ports = {
+        (service["metadata"]["name"], str(port["port"]))
+        for service in rendered.of("Service")
+        for port in service["spec"]["ports"]
+    }
+    led = re.findall(r"port-forward service/(\S+) \d+:(\d+)", shown)
+    assert len(led) == 2
+    assert set(led) <= ports
+    read = re.findall(r"\(password (\S+)\)", shown)
+    assert len(read) == 2
+    assert set(read) <= {secret["metadata"]["name"] for secret in rendered.of("Secret")}
+    values = yaml.safe_load(_VALUES)
+    assert f"TICKMIND_AMQP_USER={values['rabbitmq']['users']['engine']['name']} " in shown
+    assert set(re.findall(r"TICKMIND_\w+", shown)) <= {
+        f"{PREFIX}{name.upper()}"
+        for kind in (DatabaseSettings, BrokerSettings)
+        for name in kind.model_fields
+    }
 
 
 def test_chart_says_what_artifact_hub_shows() -> None:

@@ -156,4 +156,4 @@ def _type(described: dict[str, Any]) -> str:
     if low is None and high is None:
         return kind
     above = ">" if "exclusiveMinimum" in described else ""
-    return f"{kind} {above}{low:g}.." + (f"{high:g}" if high is not None else "")
+    return f"{kind} {above}{low:.15g}.." + (f"{high:.15g}" if high is not None else "")

