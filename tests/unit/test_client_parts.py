@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tickmind import MemoryClient
-from tickmind.client import _body
 from tickmind.decoding import decode_recall, decode_tick
-from tickmind.encoding import tick_bodies
+from tickmind.encoding import recall_body, recall_request, tick_bodies
 from tickmind.errors import ConfigurationError, InvalidMessage
-from tickmind.messages import MAX_BODY_BYTES, RecallRequest
+from tickmind.messages import MAX_BODY_BYTES
 
 
 def _talk(agent: str, size: int, **fields: Any) -> dict[str, Any]:
@@ -44,12 +43,9 @@ def test_a_small_tick_is_one_message_as_given() -> None:
 
 def test_a_lone_surrogate_in_a_kind_is_asked_for_as_it_is_recorded() -> None:
     """No UTF-8 can hold one; whoever reads it puts a mark in its place, and nobody raises."""
-    asked = {"agent": "a", "observation": "x"}
-    request = RecallRequest.model_validate(
-        {"world": "w", "tick": 1, "queries": [asked], "kinds": ["a\ud800"]}
-    )
+    request = recall_request([("a", "x")], world="w", tick=1, kinds=["a\ud800"])
 
-    assert decode_recall(_body(request)).options.kinds == ["a\ufffd"]
+    assert decode_recall(recall_body(request)).options.kinds == ["a\ufffd"]
 
 
 def test_an_empty_tick_is_a_message_too() -> None:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,20 +24,17 @@ from aio_pika.abc import (
     AbstractChannel,
     AbstractConnection,
     AbstractExchange,
-    AbstractIncomingMessage,
     DeliveryMode,
 )
 from aio_pika.exceptions import DeliveryError, PublishError
 from pydantic import SecretStr, ValidationError
-from pydantic_core import PydanticSerializationError
 
-from tickmind.clean import clean_text
 from tickmind.connecting import BROKER_ERRORS, declare, losses_told, url_for
 from tickmind.decoding import explain
-from tickmind.encoding import tick_bodies
-from tickmind.errors import InvalidMessage
+from tickmind.encoding import recall_body, recall_request, tick_bodies
 from tickmind.link import Link
-from tickmind.messages import RecallReply, RecallRequest
+from tickmind.messages import RecallReply
+from tickmind.rpc import Requests
 from tickmind.settings import BrokerSettings, load
 from tickmind.telemetry import log, outgoing_headers
 from tickmind.topology import (
@@ -61,7 +56,6 @@ _ATTEMPTS = 5
 _AGAIN_S = 0.1
 #: Waiting for the first connection before going on without: recalls are empty until it is there.
 _FIRST_CONNECTION_S = 5.0
-_REPLY_TO = "amq.rabbitmq.reply-to"
 _TICKS = f"{EVENTS.name}:{TICK_ENDED_PREFIX}{{world}}"
 _PUBLISHES = messaging("send", EVENTS.name) | {"messaging.destination.template": _TICKS}
 _ASKS = messaging("send", RECALL_QUEUE.name)
@@ -105,24 +99,6 @@ class Answer:
     explain: Mapping[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class _Calls:
-    """Requests waiting for their replies, by correlation id."""
-
-    waiting: dict[str, asyncio.Future[bytes | None]] = field(default_factory=dict)
-
-    def lost(self) -> None:
-        """No reply can come any more."""
-        for future in self.waiting.values():
-            if not future.done():
-                future.set_result(None)
-
-    async def replied(self, message: AbstractIncomingMessage) -> None:
-        future = self.waiting.get(message.correlation_id or "")
-        if future is not None and not future.done():  # else it came after its caller gave up
-            future.set_result(message.body)
-
-
 class MemoryClient:
     """Long-term memory for the agents of an engine.
 
@@ -140,16 +116,8 @@ class MemoryClient:
         # A wrong URL or CA is told now, not at the first recall.
         url_for(settings, name="client")
         settings.broker_tls()
-        self._calls = _Calls()
-        self._numbers = itertools.count(1)
         self._events = Link(settings, name="events", confirms=True, opened=_declare_events)
-        self._recalls = Link(
-            settings,
-            name="recalls",
-            confirms=False,
-            opened=self._consume_replies,
-            lost=self._calls.lost,
-        )
+        self._recalls = Requests(settings, RECALL_QUEUE, name="recalls")
 
     async def __aenter__(self) -> Self:
         self._events.start()
@@ -260,22 +228,12 @@ class MemoryClient:
         """As `recall`, for many agents in one request: (agent, observation) each, in order."""
         if not queries:
             return []
-        try:
-            request = RecallRequest.model_validate(
-                {
-                    "world": world,
-                    "tick": tick,
-                    "queries": [
-                        {"agent": agent, "observation": _sayable(observation)}
-                        for agent, observation in queries
-                    ],
-                    "deadline_ms": max(1, min(60_000, int(timeout_s * 1000))),
-                    **options,
-                }
-            )
-        except ValidationError as exc:
-            raise InvalidMessage(explain(exc)) from exc
-        body = _body(request)
+        # What is no number of seconds asks for nothing in the end, and must not raise here.
+        deadline_ms = int(max(1, min(60_000, timeout_s * 1000)))
+        request = recall_request(
+            queries, **{"world": world, "tick": tick, "deadline_ms": deadline_ms} | options
+        )
+        body = recall_body(request)
         asking = f"publish {RECALL_QUEUE.name}"
         with span(asking, kind=SpanKind.CLIENT, attributes=_ASKS) as current:
             current.set_attribute("tickmind.queries", len(queries))
@@ -306,44 +264,17 @@ class MemoryClient:
 
     async def _ask(self, body: bytes, timeout_s: float) -> tuple[RecallReply | None, str | None]:
         """The reply, or None and why there is none."""
-        channel = self._recalls.channel
-        if channel is None:
-            return None, "connection"
-        number = str(next(self._numbers))
-        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._calls.waiting[number] = future
-        message = aio_pika.Message(
-            body,
-            content_type="application/json",
-            correlation_id=number,
-            reply_to=_REPLY_TO,
-            expiration=timeout_s,
-            headers=outgoing_headers(),
-        )
         try:
-            with losses_told():
-                async with asyncio.timeout(timeout_s):
-                    await channel.default_exchange.publish(
-                        message, routing_key=RECALL_QUEUE.name, mandatory=False
-                    )
-                    answer = await future
+            answer = await self._recalls.ask(body, timeout_s=timeout_s)
         except TimeoutError:
             return None, "timeout"
-        except BROKER_ERRORS:
-            return None, "connection"
-        finally:
-            del self._calls.waiting[number]
-        if answer is None:
+        except ConnectionError:
             return None, "connection"
         try:
             return RecallReply.model_validate_json(answer), None
         except ValidationError as exc:
             log(_logger, logging.ERROR, "reply_unreadable", error=explain(exc))
             return None, "reply"
-
-    async def _consume_replies(self, _: AbstractConnection, channel: AbstractChannel) -> None:
-        queue = await channel.get_queue(_REPLY_TO, ensure=False)
-        await queue.consume(self._calls.replied, no_ack=True)
 
 
 async def _declare_events(connection: AbstractConnection, _: AbstractChannel) -> None:
@@ -377,18 +308,3 @@ async def _publish(channel: AbstractChannel, world: str, bodies: Sequence[bytes]
                 headers=headers,
             )
             await exchange.publish(message, routing_key=key, mandatory=True)
-
-
-def _body(request: RecallRequest) -> bytes:
-    # Absent is the same as null, and a retriever of before need not know what is new.
-    try:
-        return request.model_dump_json(exclude_none=True).encode()
-    except (PydanticSerializationError, UnicodeEncodeError):
-        # A lone surrogate in one of `kinds`, which goes as its escape: it is replaced where it is
-        # read, as it was in what is recorded.
-        return json.dumps(request.model_dump(exclude_none=True)).encode()
-
-
-def _sayable(text: object) -> object:
-    """A text without what no message can hold; anything else is for the validation to refuse."""
-    return clean_text(text).text if isinstance(text, str) else text

@@ -1,4 +1,4 @@
-"""From what the agents did to the messages that carry it, each small enough. Pure."""
+"""What an engine says, as messages: ticks, each message small enough, and recalls. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
+from tickmind.clean import clean_text
 from tickmind.decoding import explain
 from tickmind.errors import InvalidMessage
-from tickmind.messages import MAX_BODY_BYTES, TickEnded
+from tickmind.messages import MAX_BODY_BYTES, RecallRequest, TickEnded
 
-__all__ = ["tick_bodies"]
+__all__ = ["recall_body", "recall_request", "tick_bodies"]
 
 
 def tick_bodies(
@@ -86,3 +88,33 @@ def _units(encoded: Sequence[tuple[Any, bytes]], room: int) -> Iterator[list[byt
 
 def _size(bodies: Sequence[bytes]) -> int:
     return sum(len(body) + 1 for body in bodies)  # and a comma each
+
+
+def recall_request(queries: Sequence[tuple[str | int, str]], **options: Any) -> RecallRequest:
+    """A recall for (agent, observation) each; `options`: the request's other fields.
+
+    Raises InvalidMessage where they are wrong.
+    """
+    asked = [
+        {"agent": agent, "observation": _sayable(observation)} for agent, observation in queries
+    ]
+    try:
+        return RecallRequest.model_validate({"queries": asked, **options})
+    except ValidationError as exc:
+        raise InvalidMessage(explain(exc)) from exc
+
+
+def recall_body(request: RecallRequest) -> bytes:
+    """The message of a request."""
+    # Absent is the same as null, and a retriever of before need not know what is new.
+    try:
+        return request.model_dump_json(exclude_none=True).encode()
+    except (PydanticSerializationError, UnicodeEncodeError):
+        # A lone surrogate in one of `kinds`, which goes as its escape: it is replaced where it is
+        # read, as it was in what is recorded.
+        return json.dumps(request.model_dump(exclude_none=True)).encode()
+
+
+def _sayable(text: object) -> object:
+    """A text without what no message can hold; anything else is for the validation to refuse."""
+    return clean_text(text).text if isinstance(text, str) else text
