@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, connect, losses_told, tolerated
+from tickmind.connecting import BROKER_ERRORS, connect, losses_told, tolerated
+from tickmind.errors import TickmindError
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
 
@@ -81,7 +82,10 @@ class Link:
             try:
                 with losses_told():
                     await self._hold()
-            except (BrokerUnavailable, *BROKER_ERRORS) as exc:
+            except (
+                TickmindError,
+                *BROKER_ERRORS,
+            ) as exc:  # a CA's file that is being replaced, too
                 log(_logger, logging.WARNING, "waiting", broker=f"{type(exc).__name__}: {exc}")
                 await asyncio.sleep(self._delay_s * (0.5 + random.random() / 2))
                 self._delay_s = min(_WAIT_MOST_S, self._delay_s * 2)
