@@ -18,9 +18,9 @@ from tickmind.decoding import decode_recall
 from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Watermarks
 from tickmind.messages import RecallReply
-from tickmind.store.recall import Whom, whom
 from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
+from tickmind.store.whom import Whom, whom
 from tickmind.telemetry import log
 from tickmind.tracing import exemplar
 from tickmind_retriever.admitting import Admission

@@ -15,8 +15,9 @@ from tickmind.database import Database
 from tickmind.errors import TickmindError
 from tickmind.memory import Scored
 from tickmind.messages import Explained, RecallQuery
-from tickmind.store.recall import Question, Whom, rank
+from tickmind.store.recall import Question, rank
 from tickmind.store.spaces import Generation
+from tickmind.store.whom import Whom
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.auditing import Auditing
