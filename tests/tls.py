@@ -33,6 +33,7 @@ __all__ = [
     "only_began_tls",
     "own_tls_postgres",
     "secure_rabbitmq",
+    "server_tls",
     "tls_before",
 ]
 
@@ -94,7 +95,8 @@ def only_began_tls(said: bytes) -> bool:
     return not rest or rest.startswith((_HANDSHAKE, b"\x15\x03"))
 
 
-def _context() -> ssl.SSLContext:
+def server_tls() -> ssl.SSLContext:
+    """What a server of these tests shows to who connects."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(_SERVER)
     return tls
@@ -105,7 +107,7 @@ async def tls_before(socket: Path) -> AsyncIterator[Door]:
     """A door that hears what is sent to PostgreSQL at this socket as it goes over the wire, where
     TLS is spoken: behind it stands another, where TLS ends."""
     async with (
-        door(socket, tls=_context(), postgres=True) as inner,
+        door(socket, tls=server_tls(), postgres=True) as inner,
         door((LOOPBACK, inner.port)) as outer,
     ):
         yield outer

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aio_pika
 import pytest
+from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
 
-from tests.asking import SLACK_S, Clock, answering, at_once
+from tests.asking import SLACK_S, Clock, Reply, answering, at_once, echo
 from tests.proxy import Door, door
 from tests.recording import client, left_in
 from tests.running import eventually
@@ -171,6 +173,32 @@ async def test_a_connection_lost_while_waiting_ends_the_wait_at_once(
 
     assert {(answer.status, answer.reason) for answer in answers} == {("empty", "connection")}
     assert took < SLACK_S
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("nan"), 1e12, float("inf")])
+async def test_a_timeout_that_no_message_can_carry_costs_nobody_their_answer(
+    broker_settings: BrokerSettings, timeout_s: float
+) -> None:
+    """Time that is used up, as an engine may count it, or no limit at all: RabbitMQ ends the
+    channel for an expiration that it does not take, and with it every recall that waits there."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def held(message: AbstractIncomingMessage, reply: Reply) -> None:
+        asked.set()
+        await go.wait()
+        await reply(echo(json.loads(message.body)))
+
+    async with answering(broker_settings, held), client(broker_settings) as memory:
+        waiting = asyncio.create_task(memory.recall("town-7", "a", "x", tick=1, timeout_s=60))
+        await asked.wait()
+        odd = asyncio.create_task(memory.recall("town-7", "b", "y", tick=1, timeout_s=timeout_s))
+        # Behind the odd one on the same channel: once it is answered, that one was taken.
+        behind = asyncio.create_task(memory.recall("town-7", "c", "z", tick=1, timeout_s=60))
+        go.set()
+        answers = await asyncio.gather(waiting, odd, behind)
+
+    told = ("ok", None) if timeout_s > 0 else ("empty", "timeout")
+    assert [(a.status, a.reason) for a in answers] == [("ok", None), told, ("ok", None)]
 
 
 async def test_a_client_opened_again_works_again(broker_settings: BrokerSettings) -> None:

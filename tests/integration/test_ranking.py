@@ -22,9 +22,10 @@ from tickmind.identity import content_hash
 from tickmind.memory import MAX_TICK, Scored, Watermarks, Weights
 from tickmind.store import recall as recall_module
 from tickmind.store.embedding import store_vectors
-from tickmind.store.recall import Filters, Question, Whom, rank, whom
+from tickmind.store.recall import Filters, Question, rank
 from tickmind.store.recall_signature import Prefilter
 from tickmind.store.spaces import Generation, Space
+from tickmind.store.whom import Whom, whom
 
 Vector = NDArray[np.float32]
 

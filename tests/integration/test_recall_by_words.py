@@ -57,6 +57,26 @@ async def test_words_tip_the_balance_between_vectors(
     assert best.content == texts[-1]
 
 
+async def test_words_find_as_much_for_who_was_asked_while_small(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A size that is remembered tells which words are too frequent: of an agent that has grown
+    since, it would be all of them."""
+    monkeypatch.setattr(words_module, "_KEPT_LEAST_S", 0.0)
+    await known(database, {}, _SPACE)
+    await _embedded(database, ["rain"], tick=1)
+    asked = {"k": 30, "tick": 100}
+    async with retrieving(database, retriever_settings(database_settings)) as retriever:
+        await retriever.recall(("alice", "any mackerel here?"), **asked)
+        texts = [f"bob told me: {n} mackerels" for n in range(22)]
+        await _embedded(database, [*texts, *(f"carol told me: tale {n}" for n in range(80))])
+        before = await retriever.recall(("alice", "any mackerel here?"), **asked)
+    async with retrieving(database, retriever_settings(database_settings)) as retriever:
+        afresh = await retriever.recall(("alice", "any mackerel here?"), **asked)
+    assert before.replies == afresh.replies
+    assert set(texts) <= set(contents(before)[0])
+
+
 async def test_vectors_do_where_words_fail(
     database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,10 @@ from tickmind.local.provider.faults import Fault, Hang, Outage
 from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Containing
 from tickmind.settings import DatabaseSettings
+from tickmind.store import lexical
 from tickmind.store.spaces import Space
 from tickmind_retriever import breaker as breaker_module
+from tickmind_retriever import words as words_module
 
 _SPACE = Space(model="test", dimensions=64)
 TOLD = ["Bob sells fish", "I saw rain", "Carol is ill"]
@@ -122,6 +124,41 @@ async def test_fallback_ranks_what_is_known_without_vectors(
         assert contents(await retriever.recall(("alice", "unseen"), **options)) == [["Dan is new"]]
         (answer,) = (await retriever.recall(("alice", "unseen"))).replies
         assert (answer.status, answer.reason, answer.memories) == ("empty", "embedding", [])
+
+
+async def test_words_are_looked_for_once_and_where_they_are_of_use(
+    database: Database,
+    database_settings: DatabaseSettings,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the API is known to be away, who asks for no fallback is refused at once: nothing is
+    asked of the database for them."""
+    await _embedded(database, TOLD)
+    looked_for: list[str] = []
+    original = lexical.find
+
+    async def watched(session: Any, questions: Any, **options: Any) -> Any:
+        looked_for.extend(question.observation for question in questions)
+        return await original(session, questions, **options)
+
+    monkeypatch.setattr(words_module, "find", watched)
+    settings = retriever_settings(database_settings, provider.base_url)
+    async with retrieving(database, settings) as retriever:
+        provider.faults.add(Outage(), Always())
+        while not retriever.spaces.refusing:
+            await retriever.recall(("alice", "unseen"), deadline_ms=60_000)
+        looked_for.clear()
+        (refused,) = (await retriever.recall(("alice", "fish"), deadline_ms=60_000)).replies
+        assert (refused.status, refused.reason) == ("empty", "embedding")
+        assert looked_for == []
+        for ranking in ("blended", "relevance"):
+            options = {"fallback": "text", "ranking": ranking, "deadline_ms": 60_000, "k": 1}
+            (answer,) = (await retriever.recall(("alice", "fish"), **options)).replies
+            assert (answer.status, answer.reason) == ("degraded", "embedding")
+            assert [memory.content for memory in answer.memories] == ["Bob sells fish"]
+            assert looked_for == ["fish"]
+            looked_for.clear()
 
 
 async def test_fallback_answers_before_the_deadline_where_the_api_hangs(

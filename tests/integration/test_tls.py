@@ -5,6 +5,7 @@ The servers are real and speak TLS themselves; doors before them keep what came 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -12,9 +13,10 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from tests.asking import answering, at_once
 from tests.commands import Cli
 from tests.proxy import door
-from tests.running import SOUND, running, settings_for, settled
+from tests.running import SOUND, eventually, running, settings_for, settled
 from tests.tls import (
     CA,
     OTHER_CA,
@@ -24,9 +26,11 @@ from tests.tls import (
     only_began_tls,
     own_tls_postgres,
     secure_rabbitmq,
+    server_tls,
     tls_before,
 )
 from tickmind import MemoryClient
+from tickmind.connecting import FireAndForget
 from tickmind.database import Database
 from tickmind.local.postgres import LocalPostgres
 from tickmind.local.rabbitmq import LocalRabbitmq
@@ -199,6 +203,46 @@ async def test_no_part_goes_on_in_plaintext_where_tls_is_not_to_be_had(
         assert broker_door.visits > 5
         for said in plain.heard:
             assert only_began_tls(said), said[:80]
+
+
+async def test_ca_that_is_being_replaced_ends_no_connection_for_good(
+    rabbitmq: LocalRabbitmq,
+    broker_settings: BrokerSettings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its file is away for a moment, just when a connection is made anew."""
+    ca = tmp_path / "ca.pem"
+    shutil.copy(CA, ca)
+    vhost = broker_settings.broker_url().rsplit("/", 1)[1]
+
+    async def waiting() -> set[str]:
+        fields = [vars(record).get("fields", {}) for record in caplog.records]
+        return {field.get("broker", "").partition(":")[0] for field in fields}
+
+    async with door(("127.0.0.1", rabbitmq.port), tls=server_tls()) as before:
+        url = f"amqps://guest:guest@localhost:{before.port}/{vhost}"
+        settings = BrokerSettings(amqp_url=SecretStr(url), amqp_ca_file=ca)
+        replies = FireAndForget(settings, name="test")
+        async with (
+            answering(broker_settings, at_once),
+            MemoryClient(url, ca_file=ca) as memory,
+        ):
+            assert (await memory.recall("town", "a", "x", tick=1, timeout_s=9)).status == "ok"
+            ca.unlink()
+            await before.cut()
+            await eventually(waiting, lambda told: "ConfigurationError" in told, what="noticed")
+            assert not await replies.publish(b"", routing_key="nowhere")
+            shutil.copy(CA, ca)
+            assert await replies.publish(b"", routing_key="nowhere")
+            answer = await eventually(
+                lambda: memory.recall("town", "a", "x", tick=1, timeout_s=9),
+                lambda answer: answer.status == "ok",
+                what="an answer",
+            )
+            assert answer.reason is None
+            assert (await memory.publish_tick("town", 1, [_TALK])).confirmed
+        await replies.close()
 
 
 async def _refused(

@@ -19,8 +19,9 @@ from tickmind.memory import Scored, Weights
 from tickmind.settings import DatabaseSettings
 from tickmind.store.embedding import store_vectors
 from tickmind.store.lexical import MOST_FOUND, Asked, agent_sizes, find
-from tickmind.store.recall import Filters, Question, rank, whom
+from tickmind.store.recall import Filters, Question, rank
 from tickmind.store.spaces import Generation, Space
+from tickmind.store.whom import whom
 from tickmind.words import digests, query_digests
 from tickmind_migrations import MEMORIES_A_TRANSACTION, upgrade
 

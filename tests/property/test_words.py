@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import unicodedata
 
 import numpy as np
@@ -119,3 +120,15 @@ def test_relevance_rises_in_meaning_and_in_words(
     assert at[0] <= at[1]
     assert at[0] <= at[2]
     assert -1 <= at[0] <= 1 + WORDS_WEIGHT
+
+
+def test_long_words_are_not_kept() -> None:
+    """Sixteen thousand of them, of texts without spaces, would take half a gigabyte."""
+    texts = [f"{number} " + f"{number}x" * 5000 for number in range(200)]
+    tracemalloc.start()
+    found = [digests(text) for text in texts]
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 1_000_000
+    assert len({digest for _, digest in found}) == 200
+    assert [digests(text) for text in texts] == found

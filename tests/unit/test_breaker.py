@@ -18,6 +18,7 @@ class Probed:
     def __init__(self) -> None:
         self.fails = True
         self.hangs = False
+        self.breaks = False
         self.under_way = 0
         self.most = 0
         self.calls: asyncio.Queue[int] = asyncio.Queue()
@@ -31,6 +32,8 @@ class Probed:
                 await asyncio.Event().wait()
         finally:
             self.under_way -= 1
+        if self.breaks:
+            raise LookupError
         if self.fails:
             msg = "still down"
             raise EmbeddingUnavailable(msg)
@@ -108,3 +111,22 @@ async def test_call_that_passes_closes_it_too_and_ends_the_probe() -> None:
 
     await eventually(under_way, lambda count: count == 0, what="the probe")
     await breaker.close()
+
+
+async def test_probe_that_breaks_does_not_keep_it_open_for_ever() -> None:
+    """Whatever nobody thought of: calls go on, and open it anew where they fail."""
+    probed = Probed()
+    probed.breaks = True
+    breaker = Breaker(probed)
+    for _ in range(3):
+        breaker.failed("down")
+    await probed.calls.get()
+    await _closed(breaker)
+    probed.breaks = False
+    breaker.failed("down")
+    assert breaker.open
+    await probed.calls.get()
+    probed.fails = False
+    await _closed(breaker)
+    breaker.failed("down")
+    assert not breaker.open

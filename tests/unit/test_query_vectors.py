@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,6 +145,24 @@ async def test_use_keeps_a_text_in_the_cache() -> None:
     await _ask(vectors, "a")
     await _ask(vectors, "b")
     assert provider.requests == [["b"]]
+
+
+async def test_long_texts_are_kept_apart_and_not_kept_themselves() -> None:
+    """An observation may have 100,000 characters; 2,000 of them would be 200 MB."""
+    provider = Held()
+    provider.go.set()
+    vectors = _vectors(provider)
+    tracemalloc.start()
+    for number in range(10):
+        await _ask(vectors, "x" * 20_000 + f"{number}")
+        provider.requests.clear()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 100_000
+    await _ask(vectors, *("x" * 20_000 + f"{number}" for number in range(10)))
+    assert provider.requests == []
+    await _ask(vectors, "x" * 20_000 + "10")
+    assert provider.requests != []
 
 
 async def test_cached_text_may_leave_the_cache_while_its_asker_waits() -> None:

@@ -10,11 +10,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
+from tests.retrieving import body
 from tickmind.database import Database
+from tickmind.decoding import decode_recall
+from tickmind.memory import Scored
 from tickmind.messages import AgentReply, RecalledMemory, RecallReply
 from tickmind.settings import DatabaseSettings, EmbeddingSettings
 from tickmind_retriever.ages import Ages
-from tickmind_retriever.answers import MAX_REPLY_BYTES, encoded
+from tickmind_retriever.answers import MAX_REPLY_BYTES, Answers, encoded
 from tickmind_retriever.handler import Handler
 from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.ranking import Ranking
@@ -67,6 +70,32 @@ def test_clock_that_was_put_back_by_minutes_is_followed_at_once() -> None:
     assert ages.age_s("a", _ms(_NOW + 10 - 59), _NOW + 10) == pytest.approx(59)
     assert ages.age_s("a", _ms(_NOW + 11 - 300), _NOW + 11) == 0
     assert ages.age_s("a", _ms(_NOW + 12 - 300), _NOW + 12.5) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("back_s", [2.0, 5.0, 50.0])
+def test_clock_that_was_put_back_by_more_than_a_request_is_kept_is_followed_soon(
+    back_s: float,
+) -> None:
+    """The broker hands out nothing that has expired: whoever asks for 0.8 s is not left without
+    answers for a minute."""
+    ages = Ages()
+    for tenth in range(100):
+        assert ages.age_s("a", _ms(_NOW + tenth / 10), _NOW + tenth / 10, kept_s=0.8) == 0
+    moments = [_NOW + 10 + tenth / 10 for tenth in range(30)]
+    found = [ages.age_s("a", _ms(now - back_s), now, kept_s=0.8) for now in moments]
+    assert found[:10] == pytest.approx([back_s] * 10)
+    assert found[12:] == [0.0] * 18
+    now = moments[-1] + 1
+    assert ages.age_s("a", _ms(now - back_s), now + 0.5, kept_s=0.8) == pytest.approx(0.5)
+
+
+def test_what_a_frozen_retriever_finds_when_it_goes_on_is_old() -> None:
+    """Everything comes at once, however long before it was sent; the sender's clock was right."""
+    ages = Ages()
+    assert ages.age_s("a", _ms(_NOW), _NOW, kept_s=0.8) == 0
+    sent = [_NOW + 1 + tenth / 10 for tenth in range(200)]
+    found = [ages.age_s("a", _ms(moment), _NOW + 21, kept_s=0.8) for moment in sent]
+    assert found == pytest.approx([_NOW + 21 - moment for moment in sent], abs=1e-3)
 
 
 def test_our_own_clock_may_be_put_back() -> None:
@@ -178,6 +207,35 @@ def test_reply_too_long_for_the_broker_leaves_out_the_memories_first() -> None:
     for answer in RecallReply.model_validate_json(body).replies:
         assert (answer.status, len(answer.fragment), answer.memories) == ("ok", 2000, [])
         assert "left out" in (answer.detail or "")
+
+
+@pytest.mark.parametrize("left_out", ["memories", "fragment"])
+async def test_what_could_never_be_sent_is_not_kept_until_then(left_out: str) -> None:
+    """A thousand agents, of whom each remembers long texts, would take gigabytes."""
+    max_chars = 100 if left_out == "memories" else 1_000_000
+    asked = body(*((f"agent {n}", "fish") for n in range(10)), max_chars=max_chars)
+    answers = Answers(decode_recall(asked))
+    answers.fill("embedding", "none", places=[9])
+    for place in range(9):
+        long = Scored(
+            id=place,
+            tick=1,
+            kind="observation",
+            content="x" * 1_000_000,
+            importance=5,
+            score=1.0,
+            relevance=1.0,
+            recency=1.0,
+        )
+        answers.remember(place, [long])
+    *told, other = answers.reply().replies
+    assert [answer.memories for answer in told] == [[]] * 9
+    if left_out == "memories":
+        assert all(answer.status == "ok" and answer.fragment for answer in told)
+        assert all("left out" in (answer.detail or "") for answer in told)
+    else:
+        assert {(answer.reason, answer.fragment) for answer in told} == {("too_large", "")}
+    assert other.reason == "embedding"
 
 
 def test_reply_of_too_many_fragments_says_so_in_each_answer() -> None:

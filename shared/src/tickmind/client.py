@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +24,6 @@ from aio_pika.abc import (
     AbstractChannel,
     AbstractConnection,
     AbstractExchange,
-    AbstractIncomingMessage,
     DeliveryMode,
 )
 from aio_pika.exceptions import DeliveryError, PublishError
@@ -36,6 +34,7 @@ from tickmind.decoding import explain
 from tickmind.encoding import recall_body, recall_request, rejections, tick_bodies
 from tickmind.link import Link
 from tickmind.messages import RecallReply
+from tickmind.rpc import Requests
 from tickmind.settings import BrokerSettings, load
 from tickmind.telemetry import log, outgoing_headers
 from tickmind.topology import (
@@ -66,7 +65,6 @@ _DETAILS = {
     "unroutable": "the recorder's queue is not there, and this user may not make it",
     "reply": "the reply cannot be read: is it a retriever who answers, of this version or newer?",
 }
-_REPLY_TO = "amq.rabbitmq.reply-to"
 _TICKS = f"{EVENTS.name}:{TICK_ENDED_PREFIX}{{world}}"
 _PUBLISHES = messaging("send", EVENTS.name) | {"messaging.destination.template": _TICKS}
 _ASKS = messaging("send", RECALL_QUEUE.name)
@@ -112,24 +110,6 @@ class Answer:
     explain: Mapping[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class _Calls:
-    """Requests waiting for their replies, by correlation id."""
-
-    waiting: dict[str, asyncio.Future[bytes | None]] = field(default_factory=dict)
-
-    def lost(self) -> None:
-        """No reply can come any more."""
-        for future in self.waiting.values():
-            if not future.done():
-                future.set_result(None)
-
-    async def replied(self, message: AbstractIncomingMessage) -> None:
-        future = self.waiting.get(message.correlation_id or "")
-        if future is not None and not future.done():  # else it came after its caller gave up
-            future.set_result(message.body)
-
-
 class MemoryClient:
     """Long-term memory for the agents of an engine.
 
@@ -147,21 +127,12 @@ class MemoryClient:
         # A wrong URL or CA is told now, not at the first recall.
         url_for(settings, name="client")
         settings.broker_tls()
-        self._calls = _Calls()
-        self._numbers = itertools.count(1)
         self._fault: str | None = None
         self._rejections: set[str] = set()
         self._events = Link(
             settings, name="events", confirms=True, opened=_declare_events, told=self._told
         )
-        self._recalls = Link(
-            settings,
-            name="recalls",
-            confirms=False,
-            opened=self._consume_replies,
-            lost=self._calls.lost,
-            told=self._told,
-        )
+        self._recalls = Requests(settings, RECALL_QUEUE, name="recalls", told=self._told)
 
     async def __aenter__(self) -> Self:
         self._events.start()
@@ -330,44 +301,17 @@ class MemoryClient:
 
     async def _ask(self, body: bytes, timeout_s: float) -> tuple[RecallReply | None, str | None]:
         """The reply, or None and why there is none."""
-        channel = self._recalls.channel
-        if channel is None:
-            return None, "connection"
-        number = str(next(self._numbers))
-        future: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._calls.waiting[number] = future
-        message = aio_pika.Message(
-            body,
-            content_type="application/json",
-            correlation_id=number,
-            reply_to=_REPLY_TO,
-            expiration=timeout_s,
-            headers=outgoing_headers(),
-        )
         try:
-            with losses_told():
-                async with asyncio.timeout(timeout_s):
-                    await channel.default_exchange.publish(
-                        message, routing_key=RECALL_QUEUE.name, mandatory=False
-                    )
-                    answer = await future
+            answer = await self._recalls.ask(body, timeout_s=timeout_s)
         except TimeoutError:
             return None, "timeout"
-        except BROKER_ERRORS:
-            return None, "connection"
-        finally:
-            del self._calls.waiting[number]
-        if answer is None:
+        except ConnectionError:
             return None, "connection"
         try:
             return RecallReply.model_validate_json(answer), None
         except ValidationError as exc:
             log(_logger, logging.ERROR, "reply_unreadable", error=explain(exc))
             return None, "reply"
-
-    async def _consume_replies(self, _: AbstractConnection, channel: AbstractChannel) -> None:
-        queue = await channel.get_queue(_REPLY_TO, ensure=False)
-        await queue.consume(self._calls.replied, no_ack=True)
 
 
 async def _declare_events(connection: AbstractConnection, _: AbstractChannel) -> None:

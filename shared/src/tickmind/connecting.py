@@ -16,7 +16,7 @@ from aio_pika.abc import AbstractChannel, AbstractConnection
 from aio_pika.connection import make_url
 from aiormq.exceptions import AMQPError, InvalidFrameError, ProbableAuthenticationError
 
-from tickmind.errors import ConfigurationError, TransientError
+from tickmind.errors import ConfigurationError, TickmindError, TransientError
 from tickmind.hosts import names_host
 from tickmind.settings import BrokerSettings
 from tickmind.telemetry import log
@@ -140,7 +140,8 @@ async def tolerated(call: Awaitable[object]) -> bool:
 
 
 async def connect(settings: BrokerSettings, *, name: str) -> AbstractConnection:
-    """One plain connection, which does not come back by itself. Raises BrokerUnavailable."""
+    """One plain connection, which does not come back by itself. Raises BrokerUnavailable, and
+    ConfigurationError where a CA cannot be read."""
     for logger in ("aiormq.connection", "aio_pika.connection"):
         logging.getLogger(logger).addFilter(_others)
     ours = _OURS.set(True)
@@ -229,7 +230,7 @@ class FireAndForget:
                     )
                     message = aio_pika.Message(body, **properties)
                     await target.publish(message, routing_key=routing_key, mandatory=False)
-        except (*BROKER_ERRORS, BrokerUnavailable) as exc:
+        except (*BROKER_ERRORS, TickmindError) as exc:  # a CA's file that is being replaced, too
             log(_logger, logging.WARNING, "publish_lost", error=type(exc).__name__)
             if channel is not None and channel is self._channel:
                 self._give_up()

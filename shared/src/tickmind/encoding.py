@@ -93,7 +93,8 @@ def recall_request(
         msg = "queries: a list of pairs is wanted, (agent, observation) each"
         raise InvalidMessage(msg) from exc
     said = {"world": world, "tick": tick, "queries": asked}
-    deadline = {"deadline_ms": max(1, min(60_000, int(timeout_s * 1000)))}
+    # What is no number of seconds asks for nothing in the end, and must not raise here.
+    deadline = {"deadline_ms": int(max(1, min(60_000, timeout_s * 1000)))}
     try:
         return RecallRequest.model_validate(deadline | dict(options) | said)
     except ValidationError as exc:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 from aio_pika.abc import AbstractChannel, AbstractConnection
 
-from tickmind.connecting import BROKER_ERRORS, BrokerUnavailable, connect, losses_told, tolerated
+from tickmind.connecting import BROKER_ERRORS, connect, losses_told, tolerated
+from tickmind.errors import TickmindError
 from tickmind.settings import BrokerSettings
 
 __all__ = ["Link"]
@@ -79,7 +80,7 @@ class Link:
             try:
                 with losses_told():
                     await self._hold()
-            except BrokerUnavailable as exc:
+            except TickmindError as exc:  # a CA's file that is being replaced, too
                 self._told(str(exc))
                 await self._pause()
             except BROKER_ERRORS as exc:

@@ -92,6 +92,10 @@ def terms(text: str) -> list[str]:
 
 # Kept, since the same words are said again and again: 16,384 of them are 4 MB, which fill up in the
 # course of an hour where every text is a new one.
+#: No longer one is kept, or a text without spaces would take 32 kB.
+_KEPT_CHARS = 64
+
+
 @lru_cache(maxsize=16_384)
 def _digest(raw: str) -> int | None:
     """A term's 32 bits; None for a word that is none."""
@@ -102,11 +106,17 @@ def _digest(raw: str) -> int | None:
 
 def digests(content: str, context: str | None = None, *, most: int = MAX_TERMS) -> list[int]:
     """The first `most` distinct terms, the content's before its context's, as 32 bits each."""
-    found = dict.fromkeys(map(_digest, _raw(content)))
+    found = _distinct(content)
     if context is not None:
-        found |= dict.fromkeys(map(_digest, _raw(context)))
+        found |= _distinct(context)
     found.pop(None, None)
     return [digest for digest in islice(found, most) if digest is not None]
+
+
+def _distinct(text: str) -> dict[int | None, None]:
+    words = _raw(text)
+    all_short = max(map(len, words), default=0) <= _KEPT_CHARS
+    return dict.fromkeys(map(_digest if all_short else _digest.__wrapped__, words))
 
 
 def query_digests(observation: str) -> list[int]:

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 from tickmind.topology import RECALL_QUEUE
 
-__all__ = ["Ages"]
+__all__ = ["LONGEST_S", "Ages"]
 
 #: A clock that was put right is followed after one to two of these.
 _WINDOW_S = 30.0
 #: The queue keeps no request for longer: one that seems to have waited more was sent by a clock
 #: that has been put back, and is followed at once.
-_LONGEST_S = RECALL_QUEUE.arguments["x-message-ttl"] / 1000
+LONGEST_S = RECALL_QUEUE.arguments["x-message-ttl"] / 1000
+#: What was handed over is looked at within this. Two requests, sent so long after each other and
+#: both as much older than their expiration, were sent by a clock that has been put back: of what a
+#: frozen process finds when it goes on, the later is the younger.
+_LATE_S = 1.0
+#: As much, give or take.
+_SAME_S = 0.25
 #: Senders remembered: with direct reply-to, one a client.
 _MOST_SENDERS = 1000
 
@@ -26,6 +32,17 @@ class _Sender:
     since: float
     least_s: float
     before_s: float = math.inf
+    #: When a request was sent that cannot be as old as it seems, and what it took.
+    doubted: tuple[float, float] | None = None
+
+    def put_back(self, sent_s: float, took_s: float) -> bool:
+        """Whether such a request and one before tell of the sender's clock."""
+        if self.doubted is not None:
+            before_s, took_before_s = self.doubted
+            if sent_s >= before_s and abs(took_s - took_before_s) <= _SAME_S:
+                return sent_s - before_s >= _LATE_S
+        self.doubted = sent_s, took_s
+        return False
 
 
 class Ages:
@@ -38,9 +55,12 @@ class Ages:
     def __init__(self) -> None:
         self._senders: OrderedDict[str, _Sender] = OrderedDict()
 
-    def age_s(self, sender: str, sent_at: object, now: float) -> float:
+    def age_s(
+        self, sender: str, sent_at: object, now: float, *, kept_s: float = LONGEST_S
+    ) -> float:
         """Seconds >= 0. `sent_at`: milliseconds since the epoch by the sender's clock, or whatever
         stands there instead; `now`: seconds by ours, since whenever: best a clock that nobody puts.
+        `kept_s`: how long the broker kept it for us at most, its expiration.
         """
         # No float: some clients send it in single precision, which knows no time below two minutes.
         if type(sent_at) is not int or abs(sent_at) >= 2**63:  # AMQP's largest integer
@@ -56,7 +76,9 @@ class Ages:
             known.since, known.before_s, known.least_s = now, known.least_s, took_s
         known.least_s = min(known.least_s, took_s)
         age_s = took_s - min(known.least_s, known.before_s)
-        if age_s > _LONGEST_S:
-            known.since, known.least_s, known.before_s = now, took_s, math.inf
+        if age_s <= kept_s + _LATE_S:
+            known.doubted = None
+        elif age_s > LONGEST_S or known.put_back(sent_at / 1000, took_s):
+            self._senders[sender] = _Sender(since=now, least_s=took_s)
             return 0.0
         return age_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from tickmind import fragment
 from tickmind.decoding import DecodedRecall
@@ -51,6 +52,10 @@ class Answers:
         self.embed_ms: dict[int, float] = {}
         #: When the first of the agents was answered, by the loop's clock; None: none was yet.
         self.first_at: float | None = None
+        #: Characters of memories and of fragments, which are at least as many bytes: what could
+        #: never be sent need not be kept until then.
+        self._chars = {"memories": 0, "fragment": 0}
+        self._left_out: set[str] = set()
         self._replies: dict[int, AgentReply] = {
             place: AgentReply(
                 agent=_agent_of(request.options.queries[place]),
@@ -103,14 +108,15 @@ class Answers:
         if not memories and detail is None:
             limited = any(getattr(options, name) is not None for name in _LIMITS)
             detail = FILTERED if limited else None
+        told = fragment.render(memories, language=options.language, max_chars=options.max_chars)
+        self._chars["fragment"] += len(told)
+        self._chars["memories"] += sum(len(memory.content) for memory in memories)
         self._replies[place] = AgentReply(
             agent=query.agent,
             status=("ok" if reason is None else "degraded") if memories else "empty",
             reason=reason,
             detail=detail,
-            fragment=fragment.render(
-                memories, language=options.language, max_chars=options.max_chars
-            ),
+            fragment=told,
             memories=[
                 RecalledMemory(
                     id=memory.id,
@@ -127,6 +133,13 @@ class Answers:
             ],
             explain=explain,
         )
+        for part, shorter in _SHORTER.items():
+            if self._chars[part] > MAX_REPLY_BYTES:
+                places = [place] if part in self._left_out else list(self._replies)
+                self._left_out.add(part)
+                for one in places:
+                    if getattr(self._replies[one], part):
+                        self._replies[one] = shorter(self._replies[one])
 
     def nobody(self, place: int) -> None:
         """Nobody has heard of the agent asked for at `place`: it remembers nothing."""
@@ -150,20 +163,29 @@ def encoded(reply: RecallReply) -> bytes:
     """As it is published, at most MAX_REPLY_BYTES: without the memories, then without the
     fragments, where it would be longer; each answer says so."""
     body = reply.model_dump_json().encode()
-    if len(body) <= MAX_REPLY_BYTES:
-        return body
-    left_out = {"detail": f"the reply had {len(body)} bytes: its memories are left out"}
-    without = [
-        answer.model_copy(update={"memories": [], **left_out}) if answer.memories else answer
-        for answer in reply.replies
-    ]
-    body = reply.model_copy(update={"replies": without}).model_dump_json().encode()
-    if len(body) <= MAX_REPLY_BYTES:
-        return body
+    for part, shorter in _SHORTER.items():
+        if len(body) > MAX_REPLY_BYTES:
+            replies = [shorter(one) if getattr(one, part) else one for one in reply.replies]
+            reply = reply.model_copy(update={"replies": replies})
+            body = reply.model_dump_json().encode()
+    return body
+
+
+def _without_memories(answer: AgentReply) -> AgentReply:
+    detail = f"the reply would have more than {MAX_REPLY_BYTES} bytes: its memories are left out"
+    return answer.model_copy(update={"memories": [], "detail": detail})
+
+
+def _too_large(answer: AgentReply) -> AgentReply:
     empty = {"status": "empty", "reason": "too_large", "fragment": "", "memories": []}
     empty["detail"] = "ask for fewer agents in one request, for fewer memories or shorter fragments"
-    nothing = [answer.model_copy(update=empty) for answer in reply.replies]
-    return reply.model_copy(update={"replies": nothing}).model_dump_json().encode()
+    return answer.model_copy(update=empty)
+
+
+#: What makes an answer shorter, by the part that it loses.
+_SHORTER: Mapping[str, Callable[[AgentReply], AgentReply]] = MappingProxyType(
+    {"memories": _without_memories, "fragment": _too_large}
+)
 
 
 def _agent_of(raw: object) -> str:

@@ -33,7 +33,7 @@ from tickmind.settings import naming
 from tickmind.telemetry import SENT_AT, log, outgoing_headers, read_headers
 from tickmind.tracing import SpanKind, messaging, span
 from tickmind.vitals import queue_watch, tell_vitals
-from tickmind_retriever.ages import Ages
+from tickmind_retriever.ages import LONGEST_S, Ages
 from tickmind_retriever.answers import encoded
 from tickmind_retriever.handler import Handler
 from tickmind_retriever.metrics import Metrics
@@ -140,7 +140,8 @@ def create_app(settings: RetrieverSettings) -> App:
             log(_logger, logging.WARNING, "unanswerable", reason="reply_to")
             return
         sent_at = raw.headers.get(SENT_AT)
-        age_s = ages.age_s(raw.reply_to or "", sent_at, time.monotonic())
+        kept_s = min(raw.expiration or LONGEST_S, LONGEST_S)
+        age_s = ages.age_s(raw.reply_to or "", sent_at, time.monotonic(), kept_s=kept_s)
         reply = await handler.recall(raw.body, age_s=age_s)
         if reply is None:
             unanswered.labels("expired").inc()

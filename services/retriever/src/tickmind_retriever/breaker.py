@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from tickmind.errors import EmbeddingUnavailable, TickmindError
+from tickmind.telemetry import log
 
 __all__ = ["Breaker"]
+
+_logger = logging.getLogger("tickmind.retriever")
 
 #: Failures in a row, no call having passed between, after which calls are not waited for. One is
 #: any network's; two may be one restart, seen twice.
@@ -23,7 +27,8 @@ class Breaker:
     """Open after failures in a row; while it is, one probe after the other until one passes.
 
     Nobody waits for a probe, and none needs a request to come: the first recall after the API is
-    back finds it closed. `probe` makes a call, and raises TickmindError where it fails.
+    back finds it closed. `probe` makes a call, and raises TickmindError where it fails; anything
+    else closes the breaker, and calls tell.
     """
 
     def __init__(self, probe: Callable[[], Awaitable[object]]) -> None:
@@ -35,7 +40,7 @@ class Breaker:
 
     @property
     def open(self) -> bool:
-        return self._probing is not None
+        return self._probing is not None and not self._probing.done()
 
     def refusal(self) -> EmbeddingUnavailable:
         """What who asks meanwhile is told."""
@@ -56,9 +61,10 @@ class Breaker:
         """A call was not, for a reason that lies in no text."""
         self._told = what
         self._failures += 1
-        if self._failures >= _FAILURES and self._probing is None:
+        if self._failures >= _FAILURES and not self.open:
             self._since = asyncio.get_running_loop().time()
             self._probing = asyncio.create_task(self._probe_until_passed())
+            self._probing.add_done_callback(_tell)
 
     async def _probe_until_passed(self) -> None:
         pause_s = _PROBE_FIRST_S
@@ -74,7 +80,6 @@ class Breaker:
                 self._told = str(exc)
             else:
                 self._failures = 0
-                self._probing = None
                 return
 
     async def close(self) -> None:
@@ -83,3 +88,9 @@ class Breaker:
         if probing is not None:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
+
+
+def _tell(probing: asyncio.Task[None]) -> None:
+    """Nobody awaits the probes: what ended them is told here."""
+    if not probing.cancelled() and (exc := probing.exception()) is not None:
+        log(_logger, logging.ERROR, "probe_failed", error=type(exc).__name__)

@@ -18,9 +18,9 @@ from tickmind.decoding import decode_recall
 from tickmind.errors import InvalidMessage, TickmindError
 from tickmind.memory import Watermarks
 from tickmind.messages import RecallReply
-from tickmind.store.recall import Whom, whom
 from tickmind.store.recall_signature import PAYS_FROM
 from tickmind.store.spaces import Generation, active_generation
+from tickmind.store.whom import Whom, whom
 from tickmind.telemetry import log
 from tickmind.tracing import exemplar
 from tickmind_retriever.admitting import Admission
@@ -39,6 +39,8 @@ _logger = logging.getLogger("tickmind.retriever")
 
 #: How long the active generation is taken as known: a switch is noticed within this.
 _GENERATION_S = 2.0
+#: Requests that share one look at the active generation: all there may be.
+_MOST_ASKING = 1000
 #: Requests whose agents one statement looks up: twice what may be under way by default.
 _REQUESTS_A_LOOKUP = 64
 #: While a lookup is under way, what comes shares the next. One takes 0.4 ms where PostgreSQL is
@@ -90,6 +92,9 @@ class Handler:
         self._lookups = Shared(
             self._look_up, parallel=1, most=_REQUESTS_A_LOOKUP, patience_s=_LOOKUP_S
         )
+        self._generations = Shared(
+            self._read_generation, parallel=1, most=_MOST_ASKING, patience_s=_LOOKUP_S
+        )
         self._generation: Generation | None = None
         self._generation_until = 0.0
         self._cut_off: set[asyncio.Task[None]] = set()
@@ -122,7 +127,8 @@ class Handler:
             answers=answers,
             terms=terms,
             begun=begun,
-            answer_by=begun + left_s - spare_s,
+            until=until,
+            spare_s=spare_s - self._reserve_s,
             without_by=until - kept_s,
         )
         with self._admission.begun():
@@ -182,7 +188,7 @@ class Handler:
                 answers.fill("embedding", fault)
                 return
             found = await self._found(asking, generation)
-            await self._ranker.without_vectors(asking, found, answers.open(), "embedding", fault)
+            await self._ranker.without_vectors(asking, found, "embedding", fault)
             return
         with space.wanted(query.observation for _, query in answers.open()) as vectors:
             # The ids are looked up while the provider thinks.
@@ -206,7 +212,9 @@ class Handler:
         space_id = generation.space_id if generation is not None else _NO_SPACE
         agents = [query.agent for _, query in asking.answers.open()]
         if options.wait_for_tick is not None and agents:
-            left_s = asking.without_by - asyncio.get_running_loop().time()
+            loop = asyncio.get_running_loop()
+            since = loop.time()
+            left_s = asking.without_by - since
             await self._awaiting.reached(
                 options.world,
                 options.wait_for_tick,
@@ -214,6 +222,7 @@ class Handler:
                 embedded=options.wait_until == "embedded",
                 at_most_s=min(options.wait_ms / 1000, left_s),
             )
+            asking.waited_s += loop.time() - since
         (found,) = await self._lookups.ask((options.world, space_id), [agents])
         asking.answers.watermarks = (
             found.watermarks
@@ -234,10 +243,14 @@ class Handler:
         """The active generation, at most `_GENERATION_S` old; None: there is none yet."""
         now = asyncio.get_running_loop().time()
         if self._generation is None or now >= self._generation_until:
-            async with self._database.reading() as session:
-                self._generation = await active_generation(session)
+            (self._generation,) = await self._generations.ask(None, [None])
             self._generation_until = now + _GENERATION_S
         return self._generation
+
+    async def _read_generation(self, _: None, asked: Sequence[None]) -> Sequence[Generation | None]:
+        """What all who ask share: by itself, each would want a connection of the pool at once."""
+        async with self._database.reading() as session:
+            return [await active_generation(session)] * len(asked)
 
     async def prepare(self) -> None:
         """Make ready for the active generation's space. Raises DatabaseUnavailable, and
@@ -251,6 +264,11 @@ class Handler:
         """Wait a moment for what deadlines cut off."""
         await self._awaiting.close()
         await self._ranker.close()
-        ending = self._cut_off | self._lookups.under_way | self._ranker.under_way
+        ending = {
+            *self._cut_off,
+            *self._generations.under_way,
+            *self._lookups.under_way,
+            *self._ranker.under_way,
+        }
         if ending:
             await asyncio.wait(ending, timeout=_CUT_OFF_S)

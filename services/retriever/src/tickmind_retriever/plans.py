@@ -18,7 +18,7 @@ from tickmind_retriever.ranking import Terms
 
 __all__ = ["EXACT", "SIGNATURES", "Plan", "Plans"]
 
-#: Agents whose size is remembered: some 100 bytes each.
+#: Agents whose size is remembered: some 270 bytes each.
 _MOST_AGENTS = 100_000
 #: For so long an agent's size is taken as known. A small one may grow over the bound meanwhile,
 #: which costs it time, not memories; a large one hardly ever shrinks.

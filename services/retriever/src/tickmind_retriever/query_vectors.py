@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ _CALLS_A_BATCH = 16
 _FAULT_S = 30.0
 #: A call that its callers gave up on sooner says nothing of the provider: APIs take 0.2 to 0.5 s.
 _UNANSWERED_S = 0.2
+#: A longer text is kept as its hash: an observation may have 100,000 characters, its vector 6 kB.
+_KEPT_CHARS = 200
 #: Any provider takes it, and few tokens.
 _HARMLESS = "hello"
 
@@ -77,7 +80,7 @@ class QueryVectors:
         self._gather_s = gather_s
         self._gathering: asyncio.TimerHandle | None = None
         self._breaker = Breaker(self._probe)
-        self._cache: OrderedDict[str, Vector] = OrderedDict()
+        self._cache: OrderedDict[str | bytes, Vector] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
         self._boarding: list[_Flight] = []
         self._calls: list[_Call] = []
@@ -105,9 +108,9 @@ class QueryVectors:
         flight = self._flights.get(text)
         if flight is None:
             flight = _Flight(text=text, future=asyncio.get_running_loop().create_future())
-            vector = self._cache.get(text)
+            vector = self._cache.get(key := _key(text))
             if vector is not None:
-                self._cache.move_to_end(text)
+                self._cache.move_to_end(key)
                 flight.future.set_result(vector)
             else:
                 flight.future.add_done_callback(_look)
@@ -210,7 +213,7 @@ class QueryVectors:
             flight.future.set_exception(outcome)
             return
         flight.future.set_result(outcome)
-        self._cache[flight.text] = outcome
+        self._cache[_key(flight.text)] = outcome
         while len(self._cache) > self._kept:
             self._cache.popitem(last=False)
 
@@ -247,6 +250,13 @@ class QueryVectors:
             task.cancel()
         await self._breaker.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _key(text: str) -> str | bytes:
+    """A text's, in the cache."""
+    if len(text) <= _KEPT_CHARS:
+        return text
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _is_outage(exc: TickmindError) -> bool:

@@ -15,13 +15,14 @@ from tickmind.database import Database
 from tickmind.errors import TickmindError
 from tickmind.memory import Scored
 from tickmind.messages import Explained, RecallQuery
-from tickmind.store.recall import Question, Whom, rank
+from tickmind.store.recall import Question, rank
 from tickmind.store.spaces import Generation
+from tickmind.store.whom import Whom
 from tickmind.telemetry import log
 from tickmind_retriever.answers import Answers
 from tickmind_retriever.auditing import Auditing
 from tickmind_retriever.chosen import chosen
-from tickmind_retriever.fallback import Fallback, Unembedded
+from tickmind_retriever.fallback import Fallback
 from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.plans import EXACT, Plan, Plans
 from tickmind_retriever.query_vectors import Vector
@@ -55,16 +56,27 @@ class _Manner:
     plan: Plan = EXACT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Asking:
-    """A request under way, since `begun`. `answer_by`: what waited is asked for only if it would be
-    answered by then. `without_by`: when what can be done without is done without."""
+    """A request under way, from `begun` to `until`. `spare_s`: kept of that time where more is
+    asked than can be answered. `without_by`: when what can be done without is done without.
+    `waited_s`: for a tick or a vector, which is no overload."""
 
     answers: Answers
     terms: Terms
     begun: float
-    answer_by: float
+    until: float
+    spare_s: float
     without_by: float
+    waited_s: float = 0.0
+
+    def answer_by(self) -> float:
+        """What has to wait for a place is asked for only if it would be answered by then. Of what
+        others took of the time nothing is kept, or little would be left of a vector that is late.
+        """
+        whole_s = self.until - self.begun
+        left = 1 - self.waited_s / whole_s if whole_s > 0 else 0.0
+        return self.until - self.spare_s * max(0.0, left)
 
 
 class Ranker:
@@ -85,7 +97,7 @@ class Ranker:
         self._metrics = metrics
         self._parallel = max(1, parallel - by_words)
         self._words = Words(database, parallel=by_words)
-        self._fallback = Fallback(database, self._words, parallel=self._parallel)
+        self._fallback = Fallback(database, parallel=self._parallel)
         self._rankings = Shared(
             self._rank_together, parallel=self._parallel, most=_AGENTS_A_STATEMENT, spread=True
         )
@@ -119,30 +131,35 @@ class Ranker:
                 answers.nobody(place)
         turns = asyncio.Semaphore(self._parallel * _STATEMENTS_A_PLACE)
         async with asyncio.TaskGroup() as tasks:
-            words = self._begin_words(tasks, asking, found)
+            wanted = [
+                (place, query)
+                for place, query in answers.open()
+                if asking.terms.weights is not None and not _failed(vectors[query.observation])
+            ]
+            words = self._begin_words(tasks, asking, found, wanted)
             while waiting:
                 answers.unembedded = {place for asked in waiting.values() for place, _ in asked}
+                here = any(future.done() for future in waiting)
+                since = asyncio.get_running_loop().time()
                 done, late = await asyncio.wait(
                     waiting,
                     timeout=self._patience_s(asking),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                if not here:
+                    asking.waited_s += asyncio.get_running_loop().time() - since
                 if not done:
                     asked = [query for future in late for query in waiting.pop(future)]
-                    tasks.create_task(
-                        self.without_vectors(
-                            asking, found, asked, "deadline", "the embedding API took too long"
-                        )
-                    )
+                    late_for = "deadline", "the embedding API took too long"
+                    tasks.create_task(self._without(asking, found, asked, *late_for, words))
                 questions = []
                 for future in done:
                     asked = waiting.pop(future)
                     answers.embed_ms |= {place: ms_since(asking.begun) for place, _ in asked}
                     exc = future.exception()
                     if isinstance(exc, TickmindError):
-                        tasks.create_task(
-                            self.without_vectors(asking, found, asked, reason_of(exc), str(exc))
-                        )
+                        why = reason_of(exc), str(exc)
+                        tasks.create_task(self._without(asking, found, asked, *why, words))
                         continue
                     questions += [
                         (
@@ -158,17 +175,15 @@ class Ranker:
             answers.unembedded = set()
 
     def _begin_words(
-        self, tasks: asyncio.TaskGroup, asking: Asking, found: Whom
+        self,
+        tasks: asyncio.TaskGroup,
+        asking: Asking,
+        found: Whom,
+        wanted: Sequence[tuple[int, RecallQuery]],
     ) -> dict[int, asyncio.Task[_Found]]:
-        """Look for words while the observations are being embedded: tasks by place of a query,
-        each with what it found for several."""
-        if asking.terms.weights is None:
-            return {}
-        asked = [
-            (place, found.agents[query.agent], query.observation)
-            for place, query in asking.answers.open()
-            if query.agent in found.agents
-        ]
+        """Look for the words of these: tasks by place of a query, each with what it found for
+        several."""
+        asked = [(place, found.agents[query.agent], query.observation) for place, query in wanted]
         looking: dict[int, asyncio.Task[_Found]] = {}
         for first in range(0, len(asked), _AGENTS_A_STATEMENT):
             chunk = asked[first : first + _AGENTS_A_STATEMENT]
@@ -203,13 +218,14 @@ class Ranker:
         words: Mapping[int, asyncio.Task[_Found]],
     ) -> None:
         used: dict[int, tuple[Plan, int]] = {}
+        answer_by = asking.answer_by()
 
         async def ask(terms: Terms, asked: Sequence[Question]) -> Sequence[list[Scored]]:
             agents = {question.agent_id for question in asked}
             plans = await self._plans.of(generation, agents, terms)
             used.update({id_: (plan, terms.k) for id_, plan in plans.items()})
             manner = _Manner(generation=generation, terms=terms)
-            return await self._ranked(manner, plans, asked, asking.answer_by)
+            return await self._ranked(manner, plans, asked, answer_by)
 
         places = [place for place, _ in questions]
         begun = asyncio.get_running_loop().time()
@@ -281,26 +297,38 @@ class Ranker:
                 ranked[place] = memories
         return ranked
 
-    async def without_vectors(
+    async def without_vectors(self, asking: Asking, found: Whom, reason: str, detail: str) -> None:
+        """Answer all by what is known without vectors, where the request asks for that."""
+        await self._without(asking, found, asking.answers.open(), reason, detail, {})
+
+    async def _without(
         self,
         asking: Asking,
         found: Whom,
         asked: Sequence[tuple[int, RecallQuery]],
         reason: str,
         detail: str,
+        words: Mapping[int, asyncio.Task[_Found]],
     ) -> None:
-        """Answer by what is known without vectors, where the request asks for that."""
+        """`words`: those that are looked for already."""
         answers = asking.answers
         if answers.request.options.fallback == "none":
             answers.fill(reason, detail, places=[place for place, _ in asked])
             return
         known = [(place, query) for place, query in asked if query.agent in found.agents]
         places = [place for place, _ in known]
-        questions = [
-            Unembedded(agent_id=found.agents[query.agent], observation=query.observation)
-            for _, query in known
-        ]
         try:
+            async with asyncio.TaskGroup() as tasks:
+                absent = [(place, query) for place, query in known if place not in words]
+                looking = {**words, **self._begin_words(tasks, asking, found, absent)}
+            questions = [
+                Question(
+                    agent_id=found.agents[query.agent],
+                    vector=None,
+                    words=(await looking[place]).get(place, {}),
+                )
+                for place, query in known
+            ]
             ranked = await self._fallback.rank(asking.terms, questions, with_core=found.with_core)
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
@@ -340,6 +368,11 @@ class Ranker:
     async def close(self) -> None:
         """Give up what nobody waits for."""
         await self._auditing.close()
+
+
+def _failed(vector: asyncio.Future[Vector]) -> bool:
+    """Whether there will be none, as is known already."""
+    return vector.done() and vector.exception() is not None
 
 
 def ms_since(begun: float) -> float:

@@ -13,8 +13,8 @@ from tickmind.database import Database, pgvector_version
 from tickmind.settings import DatabaseSettings
 from tickmind.store import hnsw
 from tickmind.store.hnsw import Hnsw, Kept
-from tickmind.store.recall import whom
 from tickmind.store.spaces import Generation, active_generation
+from tickmind.store.whom import whom
 
 __all__ = [
     "PAYS_FROM",

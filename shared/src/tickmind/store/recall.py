@@ -1,4 +1,4 @@
-"""What the retriever reads: who is asked, how far memory reaches, and the ranked memories.
+"""What the retriever reads: the ranked memories.
 
 Ranking scores every memory of the agent that has a vector by the definitions of `tickmind.scoring`,
 which the tests hold these statements to; or, of a large agent, the best candidates of a
@@ -19,62 +19,13 @@ from pgvector import HalfVector
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.driver import Statement, fetch, numbered
-from tickmind.memory import Scored, Watermarks, Weights
+from tickmind.memory import Scored, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
 from tickmind.store.hnsw import Hnsw
 from tickmind.store.recall_signature import Prefilter, candidates, nearest
 from tickmind.store.spaces import Generation
 
-__all__ = ["Filters", "Question", "Whom", "rank", "whom"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Whom:
-    """Ids of the agents asked for that exist, by name, and how far their world's memory reaches.
-
-    `with_core`: ids of those among them that have core memories.
-    """
-
-    agents: dict[str, int]
-    watermarks: Watermarks
-    with_core: frozenset[int] = frozenset()
-
-
-_WHOM = numbered("""
-    SELECT recorded.tick AS recorded,
-           (SELECT min(p.tick) FROM pending_embedding p
-            WHERE p.world_id = w.id AND p.space_id = :space_id AND NOT p.parked) AS first_pending,
-           ARRAY(SELECT a.name FROM agent a
-                 WHERE a.world_id = w.id AND a.name = ANY(CAST(:names AS text[]))
-                 ORDER BY a.name) AS names,
-           ARRAY(SELECT a.id FROM agent a
-                 WHERE a.world_id = w.id AND a.name = ANY(CAST(:names AS text[]))
-                 ORDER BY a.name) AS ids,
-           ARRAY(SELECT a.id FROM agent a
-                 WHERE a.world_id = w.id AND a.name = ANY(CAST(:names AS text[]))
-                   AND EXISTS (SELECT FROM memory m WHERE m.agent_id = a.id AND m.is_core)
-           ) AS with_core
-    FROM world w
-    CROSS JOIN LATERAL (SELECT max(tick) AS tick FROM tick_receipt WHERE world_id = w.id) recorded
-    WHERE w.name = :world
-""")
-
-
-async def whom(session: AsyncSession, world: str, names: Sequence[str], *, space_id: int) -> Whom:
-    """Find the agents of one world by name. A world that does not exist has none."""
-    parameters = {"world": world, "names": sorted(set(names)), "space_id": space_id}
-    rows = await fetch(session, _WHOM, parameters)
-    if not rows:
-        return Whom(agents={}, watermarks=Watermarks())
-    recorded, first_pending, found, ids, with_core = rows[0]
-    embedded = recorded
-    if embedded is not None and first_pending is not None:
-        embedded = min(embedded, first_pending - 1) if first_pending > 0 else None
-    return Whom(
-        agents=dict(zip(found, ids, strict=True)),
-        watermarks=Watermarks(recorded=recorded, embedded=embedded),
-        with_core=frozenset(with_core),
-    )
+__all__ = ["Filters", "Question", "rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

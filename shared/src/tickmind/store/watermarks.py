@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Watermarks
 
-__all__ = ["watermarks"]
+__all__ = ["reaching", "watermarks"]
 
 _WATERMARKS = text("""
     SELECT w.name, recorded.tick AS recorded,
@@ -28,8 +28,14 @@ async def watermarks(
     parameters = {"worlds": sorted(worlds), "space_id": space_id}
     found = {}
     for row in (await session.execute(_WATERMARKS, parameters)).all():
-        embedded = row.recorded
-        if embedded is not None and row.first_pending is not None:
-            embedded = min(embedded, row.first_pending - 1) if row.first_pending > 0 else None
-        found[row.name] = Watermarks(recorded=row.recorded, embedded=embedded)
+        found[row.name] = reaching(row.recorded, row.first_pending)
     return found
+
+
+def reaching(recorded: int | None, first_pending: int | None) -> Watermarks:
+    """How far a world's memory reaches, of whose ticks `recorded` is the highest, and
+    `first_pending` the lowest that still waits for a vector."""
+    embedded = recorded
+    if embedded is not None and first_pending is not None:
+        embedded = min(embedded, first_pending - 1) if first_pending > 0 else None
+    return Watermarks(recorded=recorded, embedded=embedded)
