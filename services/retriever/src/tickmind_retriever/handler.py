@@ -44,6 +44,8 @@ _REQUESTS_A_LOOKUP = 64
 #: While a lookup is under way, what comes shares the next. One takes 0.4 ms where PostgreSQL is
 #: idle and 10 where it is overloaded; after this long it keeps nobody waiting.
 _LOOKUP_S = 0.02
+#: One look at the active generation is for all who wait for it.
+_MOST_LOOKING = 1_000_000
 #: How long work that a deadline cut off may take to end: PostgreSQL is told to cancel it.
 _CUT_OFF_S = 2.0
 #: Of the time a request has, what is kept for ranking where something else can be done without: a
@@ -89,6 +91,10 @@ class Handler:
         )
         self._lookups = Shared(
             self._look_up, parallel=1, most=_REQUESTS_A_LOOKUP, patience_s=_LOOKUP_S
+        )
+        # Else all of a crowd would look, each on a connection, when none is known.
+        self._looks = Shared(
+            self._look_for_generation, parallel=1, most=_MOST_LOOKING, patience_s=_LOOKUP_S
         )
         self._generation: Generation | None = None
         self._generation_until = 0.0
@@ -234,10 +240,16 @@ class Handler:
         """The active generation, at most `_GENERATION_S` old; None: there is none yet."""
         now = asyncio.get_running_loop().time()
         if self._generation is None or now >= self._generation_until:
-            async with self._database.reading() as session:
-                self._generation = await active_generation(session)
-            self._generation_until = now + _GENERATION_S
+            (found,) = await self._looks.ask(None, [None])
+            return found
         return self._generation
+
+    async def _look_for_generation(self, _: None, asked: Sequence[None]) -> list[Generation | None]:
+        now = asyncio.get_running_loop().time()
+        async with self._database.reading() as session:
+            self._generation = await active_generation(session)
+        self._generation_until = now + _GENERATION_S
+        return [self._generation] * len(asked)
 
     async def prepare(self) -> None:
         """Make ready for the active generation's space. Raises DatabaseUnavailable, and
@@ -251,6 +263,7 @@ class Handler:
         """Wait a moment for what deadlines cut off."""
         await self._awaiting.close()
         await self._ranker.close()
-        ending = self._cut_off | self._lookups.under_way | self._ranker.under_way
+        ending = self._cut_off | self._ranker.under_way
+        ending |= self._lookups.under_way | self._looks.under_way
         if ending:
             await asyncio.wait(ending, timeout=_CUT_OFF_S)
