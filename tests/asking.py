@@ -1,8 +1,7 @@
-"""What tests of the client ask for: someone who answers recalls, and a clock."""
+"""What tests of the client ask for: someone who answers recalls."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,24 +14,13 @@ from tickmind.connecting import connect, declare
 from tickmind.settings import BrokerSettings
 from tickmind.topology import RECALL_QUEUE
 
-__all__ = ["SLACK_S", "Clock", "Reply", "answering", "at_once", "echo"]
+__all__ = ["SLACK_S", "Reply", "answering", "at_once", "echo"]
 
-#: How much longer than its timeout a call may take on a machine that is busy.
+#: How much longer than its timeout a call may take, by `tests.clock.Clock`.
 SLACK_S = 2.0
 
 Reply = Callable[[bytes], Awaitable[None]]
 Answering = Callable[[AbstractIncomingMessage, Reply], Awaitable[None]]
-
-
-class Clock:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._begun = asyncio.get_running_loop().time()
-
-    @property
-    def s(self) -> float:
-        return asyncio.get_running_loop().time() - self._begun
 
 
 @asynccontextmanager

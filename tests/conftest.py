@@ -33,6 +33,14 @@ _numbers = itertools.count(1)
 FUZZ_SEED, FUZZ_FACTOR = "TICKMIND_FUZZ_SEED", "TICKMIND_FUZZ_FACTOR"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Thousands of inputs take 20 s of a core, and so many times as long as there are more.
+    timeout_s = 300 * int(os.environ.get(FUZZ_FACTOR, "1"))
+    for item in items:
+        if "fuzzing" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(timeout_s))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_of_mine() -> None:
     """What the developer's shell says of a real deployment must not reach a test."""

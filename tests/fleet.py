@@ -15,18 +15,29 @@ from sqlalchemy import text
 
 from tests.remembering import audited, counted
 from tests.running import SOUND, eventually
-from tickmind.budget import Budget
+from tickmind.budget import GUARD_S, Budget, Reserved
 from tickmind.database import Database
-from tickmind.embedding import Embedder, provider_of
+from tickmind.embedding import Embedder, Provider, Reply, provider_of
+from tickmind.errors import EmbeddingUnavailable
 from tickmind.hashed import hash_embed
 from tickmind.identity import content_hash
+from tickmind.local.provider.ledger import Call
 from tickmind.metered import MeteredProvider
 from tickmind.store.inspection import parked_texts
 from tickmind_embedder.handler import Handler, Metrics
 from tickmind_embedder.settings import EmbedderSettings
 from tickmind_embedder.worker import Worker
 
-__all__ = ["WIDTH", "Replica", "finished", "fleet", "make_impatient", "promises_kept"]
+__all__ = [
+    "WIDTH",
+    "Replica",
+    "called_early",
+    "came_back",
+    "finished",
+    "fleet",
+    "make_impatient",
+    "promises_kept",
+]
 
 #: Numbers in a vector of the tests' space.
 WIDTH = 64
@@ -52,6 +63,42 @@ def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(name, seconds)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LetGo:
+    """A call: when leave for it was asked for, and when it was let go."""
+
+    asked_at: float
+    at: float
+
+
+class _Watched(MeteredProvider):
+    """Keeps when its calls were let go, and since when all others can know what it was told.
+
+    By the provider's own clock nobody can tell a call that came early from one that was under way
+    for long on a busy machine.
+    """
+
+    def __init__(self, provider: Provider, budget: Budget, guard_s: float) -> None:
+        super().__init__(provider, budget)
+        self._asked_before_s = 0.8 * guard_s
+        self.let_go: list[_LetGo] = []
+        self.told_all_at: list[float] = []
+
+    async def _reserved(self, texts: Sequence[str]) -> Reserved:
+        reserved = await super()._reserved(texts)
+        now = asyncio.get_running_loop().time()
+        self.let_go.append(_LetGo(asked_at=reserved.until - self._asked_before_s, at=now))
+        return reserved
+
+    async def call(self, texts: Sequence[str]) -> Reply:
+        try:
+            return await super().call(texts)
+        except EmbeddingUnavailable as exc:
+            if exc.retry_after_s:
+                self.told_all_at.append(asyncio.get_running_loop().time())
+            raise
+
+
 @dataclass(kw_only=True, eq=False)
 class Replica:
     """One embedder: its own connections, budget and client."""
@@ -59,6 +106,7 @@ class Replica:
     database: Database
     embedder: Embedder
     worker: Worker
+    provider: _Watched
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -74,10 +122,11 @@ class Replica:
         self.task = None
 
 
-def _replica(settings: EmbedderSettings) -> Replica:
+def _replica(settings: EmbedderSettings, guard_s: float) -> Replica:
     database = Database(settings, application="test-embedder")
-    budget = Budget(database, settings.budget_name(), settings.limits())
-    embedder = Embedder(settings, MeteredProvider(provider_of(settings), budget))
+    budget = Budget(database, settings.budget_name(), settings.limits(), guard_s=guard_s)
+    provider = _Watched(provider_of(settings), budget, guard_s)
+    embedder = Embedder(settings, provider)
     handler = Handler(
         database,
         embedder,
@@ -88,15 +137,18 @@ def _replica(settings: EmbedderSettings) -> Replica:
     worker = Worker(
         handler, concurrency=settings.embedder_concurrency, sweep_s=settings.embedder_sweep_s
     )
-    replica = Replica(database=database, embedder=embedder, worker=worker)
+    replica = Replica(database=database, embedder=embedder, worker=worker, provider=provider)
     budget.stop_with(replica.stop)
     return replica
 
 
 @asynccontextmanager
-async def fleet(settings: EmbedderSettings, *, replicas: int = 1) -> AsyncIterator[list[Replica]]:
-    """Run so many embedders until the block ends; what one of them raises ends it."""
-    running = [_replica(settings) for _ in range(replicas)]
+async def fleet(
+    settings: EmbedderSettings, *, replicas: int = 1, guard_s: float = GUARD_S
+) -> AsyncIterator[list[Replica]]:
+    """Run so many embedders until the block ends; what one of them raises ends it. `guard_s`: how
+    long a call may be under way to the provider, as their budgets reckon."""
+    running = [_replica(settings, guard_s) for _ in range(replicas)]
     for replica in running:
         replica.task = asyncio.create_task(replica.worker.run(replica.stop))
     try:
@@ -112,6 +164,23 @@ async def fleet(settings: EmbedderSettings, *, replicas: int = 1) -> AsyncIterat
         for fault in ended:
             if isinstance(fault, BaseException):
                 raise fault
+
+
+def came_back(replicas: Sequence[Replica], refused: Call) -> list[float]:
+    """When calls were let go by who could know what one of them was told, in seconds since that
+    one's call came to the provider; the earliest first."""
+    (told_all_at,) = (at for replica in replicas for at in replica.provider.told_all_at)
+    return sorted(
+        call.at - refused.started_at
+        for replica in replicas
+        for call in replica.provider.let_go
+        if call.asked_at > told_all_at
+    )
+
+
+def called_early(replicas: Sequence[Replica], refused: Call, *, wait_s: float) -> list[float]:
+    """Those of them that came before the time that was told."""
+    return [at for at in came_back(replicas, refused) if at < wait_s]
 
 
 async def finished(database: Database, *, timeout_s: float = 30.0) -> None:

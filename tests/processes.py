@@ -13,7 +13,11 @@ from pathlib import Path
 
 from tickmind.settings import DatabaseSettings
 
-__all__ = ["asked_to_end", "service_process"]
+__all__ = ["START_S", "asked_to_end", "service_process"]
+
+#: Longest that a process may take to be there. A start is 2 s of a core: of that a machine full of
+#: others gives a twentieth.
+START_S = 90.0
 
 #: Longest that a service may take to end; well below the 30 s that Kubernetes grants.
 _END_S = 20.0

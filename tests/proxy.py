@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tickmind.local.ports import free_port, release_port
+
 __all__ = ["Door", "Weather", "door"]
 
 #: PostgreSQL's request for TLS: length 8, code 80877103 (documentation, "Message Formats").
@@ -78,14 +80,15 @@ class Door:
         self.heard: list[bytearray] = []
 
     async def unlock(self) -> None:
-        """Take connections, on the same port each time."""
+        """Take connections, on the same port each time: one that no client's own connection takes
+        while the door is shut, were it one that knocks there and so meets itself."""
+        self.port = self.port or free_port()
         self._listener = await asyncio.start_server(
             self._visit,
             self._host,
             self.port,
             ssl=None if self._postgres else self._tls,
         )
-        self.port = self._listener.sockets[0].getsockname()[1]
 
     async def shut(self) -> None:
         """Refuse new connections, and cut those there are."""
@@ -223,3 +226,4 @@ async def door(
         yield opened
     finally:
         await opened.shut()
+        release_port(opened.port)

@@ -45,6 +45,7 @@ __all__ = [
     "handling",
     "insert",
     "known",
+    "leases_run_out",
     "remember",
     "signed",
 ]
@@ -168,6 +169,14 @@ async def drained(handler: Handler) -> None:
     await handler.sweep(full=True)
     while jobs := await handler.claim():
         await handler.embed(jobs)
+
+
+async def leases_run_out(database: Database) -> None:
+    """As if as long had passed as whoever holds jobs may hold them."""
+    async with database.writing() as session:
+        await session.execute(
+            text("UPDATE embedding_job SET lease_until = clock_timestamp() - interval '1 s'")
+        )
 
 
 async def audited(database: Database) -> Audit:

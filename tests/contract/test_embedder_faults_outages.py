@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fleet import finished, fleet, make_impatient, promises_kept
+from tests.fleet import called_early, finished, fleet, make_impatient, promises_kept
 from tests.remembering import counted, embedder_settings, remember
 from tests.running import eventually
 from tickmind.database import Database
@@ -22,7 +22,9 @@ from tickmind.store.budget import usage
 TEXTS = [f"text number {i}" for i in range(40)]
 BATCH = 10
 POISON = "the poison text"
-TIMEOUT_S = 0.25
+#: Of what gives no answer in time. A call that passes takes a hundredth of it: one that a busy
+#: machine makes as slow is paid for twice.
+TIMEOUT_S = 1.0
 
 #: Whether an answer may have been paid for although it never came.
 BREAKDOWNS: list[tuple[str, Fault, bool]] = [
@@ -39,6 +41,11 @@ BREAKDOWNS: list[tuple[str, Fault, bool]] = [
     ("hang", Hang(), True),
     ("drip", Drip(seconds=5.0, chunks=50), True),
 ]
+
+
+def timeout_s(fault: Fault) -> float:
+    """An answer that nobody waited for would be paid for twice: where it comes, it is awaited."""
+    return TIMEOUT_S if isinstance(fault, Hang | Drip) else 10
 
 
 def each(*, but: tuple[str, ...] = ()) -> pytest.MarkDecorator:
@@ -67,8 +74,7 @@ async def test_backlog_drains_unaided_once_the_provider_is_back(
         database_settings,
         provider.base_url,
         embedding_max_inputs=BATCH,
-        # An answer that nobody waited for would be paid for twice.
-        embedding_timeout_s=TIMEOUT_S if paid else 10,
+        embedding_timeout_s=timeout_s(fault),
     )
     await remember(database, TEXTS)
     async with fleet(settings, replicas=2) as replicas:
@@ -123,13 +129,11 @@ async def test_bursts_of_503_with_a_time_told_are_waited_out_by_all(
     provider.faults.add(Status(code=503, headers={"retry-after": "1"}), Next(after=2))
     settings = embedder_settings(database_settings, provider.base_url, embedding_max_inputs=5)
     await remember(database, TEXTS)
-    async with fleet(settings, replicas=3):
+    async with fleet(settings, replicas=3) as replicas:
         await finished(database)
 
     (refused,) = (call for call in provider.ledger.calls if call.status == 503)
-    assert refused.finished_at is not None
-    after = [call.started_at - refused.finished_at for call in provider.ledger.calls]
-    assert [moment for moment in after if 0.05 < moment < 1] == []
+    assert called_early(replicas, refused, wait_s=1) == []
     await promises_kept(database, TEXTS)
 
 
@@ -147,7 +151,7 @@ async def test_text_that_breaks_its_calls_is_parked_alone(
         database_settings,
         provider.base_url,
         embedding_max_inputs=BATCH,
-        embedding_timeout_s=TIMEOUT_S if paid else 10,
+        embedding_timeout_s=timeout_s(fault),
         embedder_max_attempts=2,
     )
     await remember(database, [*TEXTS[:15], POISON])

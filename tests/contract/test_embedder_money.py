@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.fleet import finished, fleet, make_impatient, promises_kept
-from tests.remembering import counted, embedder_settings, remember
+from tests.remembering import counted, embedder_settings, leases_run_out, remember
 from tests.running import eventually
 from tickmind.database import Database
 from tickmind.local.provider.faults import Hang
@@ -21,6 +21,8 @@ from tickmind.store.budget import usage
 
 TEXTS = [f"text number {i}" for i in range(40)]
 BATCH = 5
+#: It is renewed each second; a machine that takes two from us for others would end it.
+LEASE_S = 3.0
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +58,7 @@ async def test_text_that_one_holds_is_sent_by_no_other(
         database_settings,
         provider.base_url,
         embedding_max_inputs=BATCH,
-        embedder_lease_s=1.01,
+        embedder_lease_s=LEASE_S,
         embedder_concurrency=1,
     )
     await remember(database, TEXTS)
@@ -74,8 +76,8 @@ async def test_text_that_one_holds_is_sent_by_no_other(
         await eventually(
             lambda: counted(database, "embedding_job"), lambda held: held == 2 * BATCH, what="held"
         )
-        # Three to a lease: it would have run out once and again.
-        await eventually(renewals, lambda times: times >= 8, what="renewed")
+        # Three to a lease: it would have run out.
+        await eventually(renewals, lambda times: times >= 5, what="renewed")
         provider.faults.release()
         await finished(database)
 
@@ -92,7 +94,6 @@ async def test_crash_buys_again_at_most_what_was_in_flight(
         database_settings,
         provider.base_url,
         embedding_max_inputs=BATCH,
-        embedder_lease_s=1.01,
         embedder_concurrency=2,
         embedding_limits="1000 texts/s",
     )
@@ -104,6 +105,7 @@ async def test_crash_buys_again_at_most_what_was_in_flight(
         )
         await doomed.crash()
     assert await counted(database, "embedding") == 3 * BATCH
+    await leases_run_out(database)
     async with fleet(settings, replicas=2):
         await finished(database)
 

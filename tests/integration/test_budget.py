@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import text
 
+from tests.remembering import counted
+from tickmind import budget as budget_module
 from tickmind.budget import Budget, Reserved
 from tickmind.database import Database
+from tickmind.embedding import provider_of
 from tickmind.errors import EmbeddingUnavailable, TextRefused
 from tickmind.limits import Limit
 from tickmind.local.provider.limits import Limit as Enforced
 from tickmind.local.provider.limits import RateLimiter
+from tickmind.metered import MeteredProvider
+from tickmind.settings import EmbeddingSettings
 from tickmind.slices import Slices
 from tickmind.store import budget as store
 
@@ -70,21 +76,25 @@ async def test_part_of_a_batch_goes_where_the_rest_has_no_room(database: Databas
     assert (await budget.reserve(TEN, elastic=True)).texts == 6
 
 
-async def test_first_come_is_first_served(database: Database) -> None:
-    """A large batch that came first is not overtaken for ever by small ones."""
-    budget = Budget(database, "p", [Limit(amount=10, unit="texts", window_s=0.6)])
+async def test_first_come_is_first_served(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large batch that came first is not overtaken by small ones that there is room for."""
+    monkeypatch.setattr(budget_module, "_LONGEST_SLEEP_S", 0.05)
+    budget = Budget(database, "p", [Limit(amount=10, unit="texts", window_s=600)])
     first = await budget.reserve([1] * 6, elastic=False)
     order: list[str] = []
 
     async def ask(name: str, texts: int) -> None:
         reserved = await budget.reserve([1] * texts, elastic=False)
         order.append(name)
-        await budget.settle(reserved, tokens=None)
+        await budget.give_back(reserved)
 
     large = asyncio.create_task(ask("large", 10))
     await in_line(database, 1)
     small = asyncio.create_task(ask("small", 1))
-    await budget.settle(first, tokens=None)
+    await in_line(database, 2)
+    await budget.give_back(first)
     await asyncio.gather(large, small)
     assert order == ["large", "small"]
 
@@ -96,13 +106,24 @@ async def in_line(database: Database, waiting: int) -> None:
                 return
 
 
-async def test_who_died_in_line_holds_nobody_up(database: Database) -> None:
-    budget = Budget(database, "p", [Limit(amount=10, unit="texts", window_s=0.3)])
-    await budget.reserve(TEN, elastic=False)
+async def test_who_died_in_line_holds_nobody_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place is kept for as long as it may sleep, and a bit."""
+    monkeypatch.setattr(budget_module, "_LONGEST_SLEEP_S", 0.05)
+    budget = Budget(database, "p", [Limit(amount=10, unit="texts", window_s=600)])
+    first = await budget.reserve(TEN, elastic=False)
     dead = asyncio.create_task(budget.reserve(TEN, elastic=False))
     await in_line(database, 1)
     dead.cancel()
-    async with asyncio.timeout(10):
+    await budget.give_back(first)
+    too_long = "provider_ticket WHERE alive_until > clock_timestamp() + interval '6.5 s'"
+    assert await counted(database, too_long) == 0
+    async with database.writing() as session:
+        await session.execute(
+            text("UPDATE provider_ticket SET alive_until = clock_timestamp() - interval '1 ms'")
+        )
+    async with asyncio.timeout(30):
         assert (await budget.reserve(TEN, elastic=False)).texts == 10
 
 
@@ -129,6 +150,19 @@ async def test_wait_told_to_one_replica_holds_for_all(database: Database) -> Non
 
     await asyncio.gather(ask(limited), ask(unlimited), ask(limited))
     assert min(returned) >= 0.8
+
+
+async def test_turn_that_is_used_late_is_asked_for_again(database: Database) -> None:
+    """Nobody may have told it to stay away when it was given, and somebody has by then; without
+    limits, too."""
+    loop = asyncio.get_running_loop()
+    budget = Budget(database, "p", [], guard_s=0.0)  # each is late
+    metered = MeteredProvider(provider_of(EmbeddingSettings(embedding_provider="hash")), budget)
+    async with metered.batch(["a text"]):
+        told_at = loop.time()
+        await Budget(database, "p", []).block(seconds=0.5, reason="rate_limit")
+        await metered.call(["a text"])
+    assert loop.time() - told_at >= 0.5
 
 
 async def test_told_to_stop_gives_up_waiting(database: Database) -> None:

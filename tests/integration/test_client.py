@@ -11,7 +11,8 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from opentelemetry import trace
 
-from tests.asking import SLACK_S, Clock, Reply, answering, at_once, echo
+from tests.asking import SLACK_S, Reply, answering, at_once, echo
+from tests.clock import Clock
 from tests.recording import client, count, left_in, recorder, remembered, until_remembered, wire
 from tests.running import eventually, metric, running
 from tickmind.database import Database
@@ -141,7 +142,8 @@ async def test_an_answer_after_its_deadline_is_discarded_and_b_gets_b(
             await reply(echo(request))
 
     async with answering(broker_settings, first_is_late), client(broker_settings) as memory:
-        a = await memory.recall("town-7", "alice", "A", tick=1, timeout_s=0.2)
+        while late.empty():  # a busy machine may let the first ones run out on their way
+            a = await memory.recall("town-7", "alice", "A", tick=1, timeout_s=0.2)
         b = await memory.recall("town-7", "bob", "B", tick=1, timeout_s=10)
 
     assert (a.status, a.reason, a.fragment) == ("empty", "timeout", "")

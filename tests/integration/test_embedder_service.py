@@ -7,12 +7,13 @@ import signal
 from asyncio.subprocess import Process
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import text
 
-from tests.processes import service_process
+from tests.processes import START_S, service_process
 from tests.proxy import door
 from tests.remembering import (
     audited,
@@ -38,6 +39,7 @@ from tickmind.store import spaces
 from tickmind.store.spaces import Space, active_generation, refresh_mean
 from tickmind_embedder import worker as worker_module
 from tickmind_embedder.app import create_app
+from tickmind_embedder.handler import Handler, ProviderPaused
 from tickmind_embedder.settings import EmbedderSettings
 from tickmind_embedder.worker import Worker
 from tickmind_recorder.app import create_app as create_recorder
@@ -51,9 +53,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_WAIT_MOST_S", 0.08)
 
 
-async def _none_pending(database: Database) -> None:
+async def _none_pending(database: Database, *, timeout_s: float = 30.0) -> None:
     await eventually(
-        lambda: counted(database, "pending_embedding"), lambda n: n == 0, what="pending"
+        lambda: counted(database, "pending_embedding"),
+        lambda n: n == 0,
+        what="pending",
+        timeout_s=timeout_s,
     )
 
 
@@ -93,7 +98,10 @@ async def test_backlog_drains_by_itself_after_an_outage(
 
 
 async def test_provider_that_says_when_to_come_back_is_not_called_before(
-    database: Database, database_settings: DatabaseSettings, provider: Provider
+    database: Database,
+    database_settings: DatabaseSettings,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One caller's 429 holds back the others of its process; the batch stays a batch."""
     provider.options = ProviderOptions(native_width=64, latency_s=0.02)
@@ -101,6 +109,26 @@ async def test_provider_that_says_when_to_come_back_is_not_called_before(
     settings = embedder_settings(
         database_settings, provider.base_url, embedding_max_inputs=5, embedder_concurrency=4
     )
+    loop = asyncio.get_running_loop()
+    claimed_at: dict[asyncio.Task[Any] | None, float] = {}
+    batches: list[float] = []  # when those that were sent were claimed
+    paused: list[tuple[float, float | None]] = []
+    claim, embed = Handler.claim, Handler.embed
+
+    async def watched_claim(self: Handler, **options: Any) -> Any:
+        claimed_at[asyncio.current_task()] = loop.time()
+        return await claim(self, **options)
+
+    async def watched_embed(self: Handler, jobs: Any) -> None:
+        batches.append(claimed_at[asyncio.current_task()])
+        try:
+            await embed(self, jobs)
+        except ProviderPaused as exc:
+            paused.append((loop.time(), exc.wait_s))
+            raise
+
+    monkeypatch.setattr(Handler, "claim", watched_claim)
+    monkeypatch.setattr(Handler, "embed", watched_embed)
     async with handling(database, settings) as handler:
         await handler.generation()
         await remember(database, [f"text {i}" for i in range(60)])
@@ -110,7 +138,10 @@ async def test_provider_that_says_when_to_come_back_is_not_called_before(
         stop.set()
         await working
 
-    assert provider.ledger.early_calls() == []
+    ((told_at, wait_s),) = paused
+    assert wait_s == 1.0
+    # Who had claimed before may have been under way.
+    assert [at for at in batches if told_at < at < told_at + wait_s] == []
     assert provider.ledger.totals().rejections == 1
     assert await counted(database, "recall_index") == 60
 
@@ -291,7 +322,8 @@ async def test_worker_leaves_a_database_connection_that_died_in_silence(
 async def test_lease_is_kept_as_long_as_the_provider_takes(
     database: Database, database_settings: DatabaseSettings, provider: Provider
 ) -> None:
-    settings = embedder_settings(database_settings, provider.base_url, embedder_lease_s=1.01)
+    # Renewed each second; a machine that takes two from us for others would end it.
+    settings = embedder_settings(database_settings, provider.base_url, embedder_lease_s=3.0)
     provider.faults.add(Hang(), Next())
     async with handling(database, settings) as slow, handling(database, settings) as other:
         await slow.generation()
@@ -427,20 +459,20 @@ async def test_texts_of_a_killed_process_are_finished_by_its_replacement(
     await remember(database, [f"text {i}" for i in range(20)])
     async with _process(database_settings, tmp_path / "first", **settings) as first:
         await provider.ledger.wait_until(
-            lambda ledger: ledger.totals().texts_billed == 20, timeout_s=30
+            lambda ledger: ledger.totals().texts_billed == 20, timeout_s=START_S
         )
         first.kill()
         await first.wait()
-    killed = asyncio.get_running_loop().time()
-    assert await counted(database, "embedding_job WHERE lease_until > now()") == 20
+    held = "embedding_job WHERE lease_token IS NOT NULL"
+    assert await counted(database, held) == 20
+    longer = "AND lease_until > clock_timestamp() + CAST(:lease_s AS float8) * interval '1 s'"
+    assert await counted(database, f"{held} {longer}", lease_s=lease_s) == 0
 
     async with _process(database_settings, tmp_path / "second", **settings) as second:
-        await _none_pending(database)
-        took_s = asyncio.get_running_loop().time() - killed
+        await _none_pending(database, timeout_s=START_S)
         second.send_signal(signal.SIGTERM)
         assert await second.wait() == 0
 
-    assert took_s < lease_s + 10  # the rest is the process's start on a busy machine
     assert set(provider.ledger.billed_texts.values()) == {2}  # what was in flight is bought again
     assert await counted(database, "recall_index") == 20
     assert await audited(database) == SOUND
@@ -462,7 +494,7 @@ async def test_sigterm_finishes_what_is_in_flight(
         TICKMIND_EMBEDDER_CONCURRENCY=1,
     ) as process:
         await provider.ledger.wait_until(
-            lambda ledger: ledger.totals().texts_billed == 10, timeout_s=30
+            lambda ledger: ledger.totals().texts_billed == 10, timeout_s=START_S
         )
         process.send_signal(signal.SIGTERM)
         # The signal comes while the call hangs: the log says when it is through.
@@ -484,7 +516,7 @@ async def test_process_with_settings_of_another_space_goes_on_and_says_so(
     log = tmp_path / "log"
     url = {"TICKMIND_EMBEDDING_BASE_URL": provider.base_url}
     async with _process(database_settings, log, **url) as process:
-        await _none_pending(database)
+        await _none_pending(database, timeout_s=START_S)
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     told = log.read_text()

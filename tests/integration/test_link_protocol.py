@@ -16,6 +16,7 @@ from tests.remembering import (
     embedder_settings,
     handling,
     insert,
+    leases_run_out,
     remember,
 )
 from tests.running import SOUND, eventually
@@ -314,7 +315,7 @@ async def test_two_embedders_beside_writers_send_no_text_twice_and_lose_none(
 async def test_lease_that_ran_out_is_claimed_anew_and_its_old_holder_changes_nothing(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
-    settings = embedder_settings(database_settings, embedder_lease_s=1.01)
+    settings = embedder_settings(database_settings)
     async with handling(database, settings) as dead, handling(database, settings) as heir:
         generation = await dead.generation()
         await remember(database, ["orphaned"])
@@ -322,7 +323,8 @@ async def test_lease_that_ran_out_is_claimed_anew_and_its_old_holder_changes_not
         (lost,) = await dead.claim()
         assert await heir.claim() == []
 
-        (found,) = await eventually(heir.claim, bool, what="claim after the lease ran out")
+        await leases_run_out(database)
+        (found,) = await heir.claim()
 
         assert (found.content, found.attempts) == ("orphaned", 2)
         async with database.writing() as session:

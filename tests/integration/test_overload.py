@@ -18,9 +18,12 @@ from tickmind_retriever import ranker
 from tickmind_retriever.app import create_app
 from tickmind_retriever.settings import RetrieverSettings
 
-#: Seconds a ranking takes: long against all else, so that capacity is the same on any machine.
-_RANKING_S = 0.2
-_MEASURED_S, _OVERLOADED_S = 2.0, 6.0
+#: Seconds a ranking takes: long against all else, so that capacity is the same on any machine. A
+#: recall takes 15 ms of a core, and three times as many as can be answered come.
+_RANKING_S = 0.6
+#: Of a ranking's length the share that it has of the client's own 0.8 s where one takes 0.2.
+_TIMEOUT_S = 2.4
+_MEASURED_S, _OVERLOADED_S = 3.0, 9.0
 
 
 @pytest.mark.parametrize("concurrency", [6, 32])
@@ -57,7 +60,7 @@ async def test_three_times_as_many_recalls_as_can_be_answered_cost_no_answers(
         outcomes: Counter[str | None] = Counter()
 
         async def ask() -> None:
-            told = await client.recall("town", "alice", "fish", tick=100)
+            told = await client.recall("town", "alice", "fish", tick=100, timeout_s=_TIMEOUT_S)
             outcomes[told.reason or told.status] += 1
 
         begun = time.monotonic()

@@ -20,9 +20,11 @@ from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Containing
 from tickmind.settings import DatabaseSettings
 from tickmind.store import recall as recall_module
-from tickmind.store.spaces import Space
+from tickmind.store.spaces import Space, active_generation
+from tickmind.store.whom import whom
 from tickmind_retriever import handler as handler_module
 from tickmind_retriever import ranker as ranker_module
+from tickmind_retriever.chosen import chosen
 
 
 class Statements:
@@ -76,7 +78,21 @@ async def test_small_request_is_not_starved_by_large_ones(
 ) -> None:
     """Three requests for a thousand agents each are under way, in either manner of ranking."""
     await embedded(database, ["fish", "rain"])
+    await embedded(database, ["fish", "rain"], agent="bob")
+    async with database.reading() as session:
+        bob = (await whom(session, "town", ["bob"], space_id=1)).agents["bob"]
     statements = Statements(monkeypatch, before="SELECT pg_sleep(0.005)")
+    ahead: list[int] = []
+
+    async def watched(ask: Any, terms: Any, questions: Any, **options: Any) -> Any:
+        before = statements.all
+        ranked = await chosen(ask, terms, questions, **options)
+        asked_by_bob = bob in {question.agent_id for question in questions}
+        if asked_by_bob and not any(task.done() for task in large):
+            ahead.append(statements.all - before)
+        return ranked
+
+    monkeypatch.setattr(ranker_module, "chosen", watched)
     settings = retriever_settings(database_settings, database_pool_size=3)
     pool = Database(settings, application="retriever-under-test")
     async with retrieving(pool, settings) as retriever:
@@ -93,21 +109,47 @@ async def test_small_request_is_not_starved_by_large_ones(
             return statements.all
 
         await eventually(begun, lambda count: count > 10, what="statements")
-        before = statements.all
         for number in range(5):
-            reply = await retriever.recall(("alice", f"rain {number}"), deadline_ms=60_000)
+            reply = await retriever.recall(("bob", f"rain {number}"), deadline_ms=60_000)
             assert reply.replies[0].status == "ok"
-        # Each waited for its turn behind a few statements of each request, not behind all 375.
-        assert statements.all - before < 5 * 25
-        assert not any(task.done() for task in large)
+        # Each waited for its turn behind a few statements of each request, not behind all 375. A
+        # busy machine may be through with these when it comes to the last of the small ones.
+        assert ahead
+        assert max(ahead) < 25
         for task in large:
             assert {answer.status for answer in (await task).replies} == {"ok"}
     await pool.dispose()
 
 
-async def test_requests_within_a_moment_share_one_embedding_call(
-    database: Database, database_settings: DatabaseSettings, provider: Provider
+async def test_crowd_looks_for_the_generation_together(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where none is known, as after a start, and where there is none: one looks, and then another
+    for all who came meanwhile."""
+    await remember(database, ["fish"])
+    looks = 0
+
+    async def watched(session: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await active_generation(session)
+
+    monkeypatch.setattr(handler_module, "active_generation", watched)
+    async with retrieving(database, retriever_settings(database_settings)) as retriever:
+        asked = [retriever.recall(("alice", "fish"), fallback="text") for _ in range(100)]
+        replies = await asyncio.gather(*asked)
+        assert looks == 2
+    assert {reply.replies[0].status for reply in replies} == {"degraded"}
+
+
+async def test_requests_within_a_moment_share_one_embedding_call(
+    database: Database,
+    database_settings: DatabaseSettings,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What is known of it lets all of them come to their texts at the same moment.
+    monkeypatch.setattr(handler_module, "_GENERATION_S", 3600.0)
     space = Space(model="test", dimensions=64)
     await known(database, {}, space)
     await remember(database, ["fish"])
@@ -150,7 +192,8 @@ async def test_tick_of_a_hundred_agents_is_answered_in_part_at_the_deadline(
         seen = [(f"agent {n}", f"market {n}") for n in range(60)]
         await retriever.recall(*seen, deadline_ms=60_000)
         slow = [(f"agent {n}", f"slow {n}") for n in range(60, 100)]
-        reply = await retriever.recall(*seen, *slow, deadline_ms=3000)
+        # 60 agents are 8 statements, in 3 places.
+        reply = await retriever.recall(*seen, *slow, deadline_ms=5000)
         provider.faults.clear()
         provider.faults.release()
     await pool.dispose()
@@ -178,10 +221,13 @@ async def test_running_statement_is_gone_after_the_deadline(
             return int((await session.execute(under_way)).scalar_one())
 
     async with retrieving(pool, settings) as retriever:
-        asking = asyncio.create_task(retriever.recall(("alice", "rain"), deadline_ms=2000))
-        await eventually(running, lambda count: count == 1, what="the statement")
-        reply = await asking
-        assert reply.replies[0].reason == "deadline"
+        seen = 0
+        while not seen:  # a busy machine may come to it only when its time is over
+            asking = asyncio.create_task(retriever.recall(("alice", "rain"), deadline_ms=2000))
+            while not seen and not asking.done():
+                seen = await running()
+            reply = await asking
+            assert reply.replies[0].reason == "deadline"
         await eventually(running, lambda count: count == 0, what="its end", timeout_s=5)
     await pool.dispose()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.clock import Clock
 from tests.remembering import known, remember
 from tests.retrieving import Retriever, contents, retriever_settings, retrieving
 from tests.running import eventually
@@ -20,6 +21,7 @@ from tickmind.settings import DatabaseSettings
 from tickmind.store import lexical
 from tickmind.store.spaces import Space
 from tickmind_retriever import breaker as breaker_module
+from tickmind_retriever import handler as handler_module
 from tickmind_retriever import words as words_module
 
 _SPACE = Space(model="test", dimensions=64)
@@ -33,10 +35,10 @@ async def _embedded(database: Database, texts: Sequence[str], **options: Any) ->
 
 
 async def _took(retriever: Retriever, observation: str, **options: Any) -> tuple[Any, float]:
-    loop = asyncio.get_running_loop()
-    begun = loop.time()
+    """The answer, and the seconds it took of what this process had."""
+    clock = Clock()
     reply = await retriever.recall(("alice", observation), **options)
-    return reply.replies[0], loop.time() - begun
+    return reply.replies[0], clock.s
 
 
 @pytest.mark.parametrize("fault", [Hang(), Outage(), Outage(how="reset")], ids=str)
@@ -162,8 +164,14 @@ async def test_words_are_looked_for_once_and_where_they_are_of_use(
 
 
 async def test_fallback_answers_before_the_deadline_where_the_api_hangs(
-    database: Database, database_settings: DatabaseSettings, provider: Provider
+    database: Database,
+    database_settings: DatabaseSettings,
+    provider: Provider,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Most of the time is kept for ranking: a busy machine may take as long.
+    monkeypatch.setattr(handler_module, "_RANKING_SHARE", 0.75)
+    monkeypatch.setattr(handler_module, "_RANKING_MOST_S", 1.5)
     await _embedded(database, TOLD)
     provider.faults.add(Hang(), Containing(substring="slow"))
     settings = retriever_settings(database_settings, provider.base_url)

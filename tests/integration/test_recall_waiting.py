@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.clock import Clock
 from tests.integration.test_recall_choice import embedded
 from tests.remembering import known, remember
 from tests.retrieving import contents, retriever_settings, retrieving
@@ -17,6 +18,7 @@ from tickmind.settings import DatabaseSettings
 from tickmind.store import watermarks as watermarks_module
 from tickmind.store.spaces import Space
 from tickmind_retriever import awaiting as awaiting_module
+from tickmind_retriever import handler as handler_module
 
 _SPACE = Space(model="hash", dimensions=64)
 
@@ -87,21 +89,26 @@ async def test_wait_may_be_for_the_vectors(
 
 @pytest.mark.parametrize("world", ["town", "nowhere"])
 async def test_wait_ends_at_its_bound_with_what_there_is(
-    database: Database, database_settings: DatabaseSettings, world: str
+    database: Database,
+    database_settings: DatabaseSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    world: str,
 ) -> None:
+    # Most of the time is kept for ranking: a busy machine may take as long.
+    monkeypatch.setattr(handler_module, "_RANKING_SHARE", 0.75)
+    monkeypatch.setattr(handler_module, "_RANKING_MOST_S", 1.5)
     await embedded(database, ["I saw rain"], tick=41)
-    loop = asyncio.get_running_loop()
     async with retrieving(database, retriever_settings(database_settings)) as retriever:
         for options in (
             {"wait_ms": 100, "deadline_ms": 10_000},
             {"wait_ms": 60_000, "deadline_ms": 2000},
         ):
-            begun = loop.time()
+            clock = Clock()
             reply = await retriever.recall(
                 ("alice", "rain"), world=world, wait_for_tick=42, **options
             )
-            took_s = loop.time() - begun
-            assert 0.1 <= took_s < options["deadline_ms"] / 1000
+            assert clock.s < options["deadline_ms"] / 1000
+            assert clock.wall_s >= 0.1
             assert reply.replies[0].reason is None
             assert contents(reply) == [["I saw rain"] if world == "town" else []]
             assert reply.watermarks.recorded == (41 if world == "town" else None)

@@ -218,7 +218,7 @@ async def test_a_database_made_anew_gets_its_own_ids(
     await database.dispose()
 
 
-async def test_a_database_connection_that_died_in_silence_is_leftbehind(
+async def test_a_database_connection_that_died_in_silence_is_left_behind(
     database: Database,
     database_settings: DatabaseSettings,
     broker_settings: BrokerSettings,
@@ -226,7 +226,8 @@ async def test_a_database_connection_that_died_in_silence_is_leftbehind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No answer, no reset: another connection is taken."""
-    monkeypatch.setattr(batching, "STORE_TIMEOUT_S", 0.5)
+    # Long enough to make a connection on a busy machine (0.3 s and more: its types are looked up).
+    monkeypatch.setattr(batching, "STORE_TIMEOUT_S", 3.0)
     async with door(postgres.socket_dir / ".s.PGSQL.5432") as opened:
         through = database_behind(opened, database)
         app = recorder(through, broker_settings)

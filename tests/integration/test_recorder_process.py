@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from tests.processes import START_S
 from tests.proxy import door
 from tests.recording import client, left_in, tick_body, until_remembered, wire
 from tests.running import eventually
@@ -65,7 +66,10 @@ class _Service:
 
     async def until_faults(self, *names: str) -> dict[str, str]:
         found = await eventually(
-            self.faults, lambda now: now is not None and set(now) == set(names), what="readiness"
+            self.faults,
+            lambda now: now is not None and set(now) == set(names),
+            what="readiness",
+            timeout_s=START_S,
         )
         assert found is not None
         return found
@@ -101,7 +105,7 @@ async def _service(settings: Mapping[str, object]) -> AsyncIterator[_Service]:
 async def _ended(settings: Mapping[str, object]) -> tuple[int, str]:
     """Exit code and standard error of a recorder that ends by itself."""
     async with _service(settings) as service:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):
             _, errors = await service.process.communicate()
         assert service.process.returncode is not None
         return service.process.returncode, errors.decode()

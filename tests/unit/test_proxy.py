@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.proxy import Door, Weather, door
+from tickmind.local.ports import PORTS
+from tickmind.local.provider.running import running_provider
 
 
 class _Echo:
@@ -84,3 +86,14 @@ async def test_deserted_connection_stays_open_to_one_side_alone(echo: tuple[_Ech
     writer.close()
     assert await _said(*newcomer, b"still served") == b"still served"
     newcomer[1].close()
+
+
+async def test_what_is_to_be_started_again_listens_where_no_client_does() -> None:
+    """Else a client that knocks at the port meanwhile may meet itself there, and keep it."""
+    async with door(("127.0.0.1", 1)) as opened, running_provider() as provider:
+        for port in (opened.port, int(provider.url.rsplit(":", 1)[1])):
+            assert port in PORTS
+        await opened.shut()
+        before = opened.port
+        await opened.unlock()
+        assert opened.port == before

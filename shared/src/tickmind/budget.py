@@ -45,7 +45,8 @@ class Reserved:
     """One call that may be made now with the first `texts` of those asked for.
 
     `id`: its reservation; None where no limit asked for one. `tokens`: the estimate. `until`: of
-    the loop's clock, when it is too late to make the call.
+    the loop's clock, when it is too late to make the call: what others were told meanwhile would
+    not be known.
     """
 
     id: int | None
@@ -131,10 +132,11 @@ class Budget:
                     raise TextRefused(msg)
                 ticket, wait_s, reason = grant.ticket, grant.wait_s, grant.reason
             else:
+                until = self._usable_until()
                 wait_s, reason = await self._blocked()
                 if wait_s <= 0:
                     self.fault = None
-                    return Reserved(id=None, texts=len(tokens), tokens=sum(tokens))
+                    return Reserved(id=None, texts=len(tokens), tokens=sum(tokens), until=until)
             await self._sleep(wait_s, reason)
         msg = "told to stop while waiting for the embedding budget"
         raise EmbeddingUnavailable(msg, kind="rate_limit")
@@ -143,8 +145,7 @@ class Budget:
         self, tokens: Sequence[int], *, floor: int, ticket: int | None
     ) -> tuple[Grant, float | None]:
         """A grant, and until when it may be used; None: it came too late and was given back."""
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        until = self._usable_until()
         async with writing(self._database) as session:
             grant = await store.reserve(
                 session,
@@ -157,14 +158,17 @@ class Budget:
                 kept=self._kept,
                 ticket=ticket,
             )
-        # Measured from the asking: when within that time it was granted, we cannot know.
-        until = asked_at + self._guard_s * 0.8
-        if grant.reservation is not None and loop.time() > until:
+        if grant.reservation is not None and asyncio.get_running_loop().time() > until:
             async with writing(self._database) as session:
                 await store.give_back(session, grant.reservation)
             log(_logger, logging.INFO, "late_grant_dropped")
             return grant, None
         return grant, until
+
+    def _usable_until(self) -> float:
+        """Until when a call may be made of what is asked for now. Measured from the asking: when
+        after it the database has answered, we cannot know."""
+        return asyncio.get_running_loop().time() + self._guard_s * 0.8
 
     async def _blocked(self) -> tuple[float, str | None]:
         """Seconds that nobody is to call, and why."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ __all__ = [
     "WORDS_WEIGHT",
     "blended",
     "by_words",
+    "counting",
     "fused",
     "rank",
     "recency",
@@ -68,11 +70,23 @@ WORDS_POWER = 1.5
 #: it PostgreSQL's power() raises "underflow" where numpy gives 0. SQL needs the same LEAST.
 MAX_HALF_LIVES = 1022.0
 
+# Below this a weight counts for nothing, as it does beside any other in a float64's 53 bits: the
+# smallest recency times this is the smallest float64, and for a smaller product PostgreSQL raises
+# "underflow" where numpy gives 0.
+_LEAST_WEIGHT = 2.0**-52
+
 # Keeps the sum of three weighted terms a finite float64.
 _LARGEST_WEIGHT = 1e307
 
 # Rows taken at once: 4096 x 1536 float64 are 50 MB, whatever the agent's size.
 _BLOCK_ROWS = 4096
+
+
+def counting(weights: Weights) -> Weights:
+    """The weights that count, the others 0. SQL is given these, too."""
+    given = (weights.relevance, weights.recency, weights.importance)
+    counted = [weight if weight >= _LEAST_WEIGHT else 0.0 for weight in given]
+    return replace(weights, relevance=counted[0], recency=counted[1], importance=counted[2])
 
 
 def blended(
@@ -90,6 +104,7 @@ def blended(
             raise ConfigurationError(
                 f"the weight of {name} must be between 0 and {_LARGEST_WEIGHT:.0e}, it is {weight}"
             )
+    weights = counting(weights)
     # Summed in this order everywhere: float addition is not associative.
     return (
         weights.relevance * np.asarray(relevance, dtype=np.float64)

@@ -7,7 +7,7 @@ import socket
 
 from tickmind.errors import TransientError
 
-__all__ = ["LOOPBACK", "free_port"]
+__all__ = ["LOOPBACK", "free_port", "release_port"]
 
 LOOPBACK = "127.0.0.1"
 

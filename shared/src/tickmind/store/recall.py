@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.driver import Statement, fetch, numbered
 from tickmind.memory import Scored, Weights
-from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT
+from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT, counting
 from tickmind.store.hnsw import Hnsw
 from tickmind.store.recall_signature import Prefilter, candidates, nearest
 from tickmind.store.spaces import Generation
@@ -250,6 +250,7 @@ async def rank(
         "k": k,
     }
     if weights is not None:
+        weights = counting(weights)
         parameters |= {
             "newest": _NEWEST,
             "w_relevance": weights.relevance,

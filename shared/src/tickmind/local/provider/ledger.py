@@ -192,7 +192,7 @@ class Ledger:
         return early
 
     async def wait_until(
-        self, condition: Callable[[Ledger], bool], *, timeout_s: float = 10.0
+        self, condition: Callable[[Ledger], bool], *, timeout_s: float = 30.0
     ) -> None:
         """Return once the condition holds; it is asked after every change. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):

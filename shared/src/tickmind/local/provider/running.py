@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tickmind.local.ports import free_port, release_port
 from tickmind.local.provider.app import create_app
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.state import ProviderState
@@ -63,10 +64,15 @@ class Provider(ProviderState):
         """What an OpenAI client takes as its base URL."""
         return f"{self.url}/v1"
 
+    def give_up_port(self) -> None:
+        """Others may have it: this one is started no more."""
+        release_port(self._port)
+
     async def start(self) -> None:
         """Accept connections. Raises OSError when the port is taken."""
+        # One that no client's own connection takes while it is stopped.
+        self._port = self._port or free_port()
         listener = _listen(self._port)
-        self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
             http="h11",
@@ -124,6 +130,7 @@ async def running_provider(
         yield provider
     finally:
         await provider.stop()
+        provider.give_up_port()
 
 
 def _listen(port: int) -> socket.socket:
