@@ -217,7 +217,7 @@ async def test_expired_requests_are_dropped_and_never_answered_late(
             channel = await connection.channel()
             await declare(channel, RECALL_QUEUE)
             for _ in range(20):
-                await asker.send(body(("alice", "too late")), expiration=0.05)
+                await asker.send(body(("alice", "too late")), expiration=2.0)
 
             async def left() -> int:
                 queue = await channel.declare_queue(RECALL_QUEUE.name, passive=True)
