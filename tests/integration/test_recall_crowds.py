@@ -19,11 +19,13 @@ from tickmind.local.provider.faults import Hang
 from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Containing
 from tickmind.settings import DatabaseSettings
+from tickmind.store import lexical
 from tickmind.store import recall as recall_module
 from tickmind.store.spaces import Space, active_generation
 from tickmind.store.whom import whom
 from tickmind_retriever import handler as handler_module
 from tickmind_retriever import ranker as ranker_module
+from tickmind_retriever import words as words_module
 from tickmind_retriever.chosen import chosen
 
 
@@ -294,3 +296,37 @@ async def test_what_came_late_from_elsewhere_is_ranked_in_the_time_that_is_left(
     await pool.dispose()
     told = [(answer.status, answer.reason, answer.detail) for answer in reply.replies]
     assert told == [("ok", None, None)] * 40
+
+
+async def test_small_request_is_not_kept_waiting_by_the_words_of_a_large_one(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words have a fourth of the places, and an observation is ranked once its words are known."""
+    await embedded(database, ["fish", "rain"])
+    looked = 0
+    original = lexical.find
+
+    async def watched(session: Any, questions: Any, **options: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        await session.execute(text("SELECT pg_sleep(0.02)"))
+        return await original(session, questions, **options)
+
+    async def looks() -> int:
+        return looked
+
+    monkeypatch.setattr(words_module, "find", watched)
+    settings = retriever_settings(database_settings, database_pool_size=3)
+    pool = Database(settings, application="retriever-under-test")
+    async with retrieving(pool, settings) as retriever:
+        seen = [("alice", f"fish {n}") for n in range(1000)]
+        large = asyncio.create_task(retriever.recall(*seen, deadline_ms=60_000))
+        await eventually(looks, lambda count: count > 3, what="words")
+        before = looked
+        reply = await retriever.recall(("alice", "rain"), deadline_ms=60_000)
+        assert reply.replies[0].status == "ok"
+        # Of 125.
+        assert looked - before < 50
+        assert not large.done()
+        assert {answer.status for answer in (await large).replies} == {"ok"}
+    await pool.dispose()

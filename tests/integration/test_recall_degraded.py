@@ -19,8 +19,10 @@ from tickmind.local.provider.running import Provider
 from tickmind.local.provider.triggers import Always, Containing
 from tickmind.settings import DatabaseSettings
 from tickmind.store import lexical
+from tickmind.store import recall as recall_module
 from tickmind.store.spaces import Space
 from tickmind_retriever import breaker as breaker_module
+from tickmind_retriever import fallback as fallback_module
 from tickmind_retriever import handler as handler_module
 from tickmind_retriever import words as words_module
 
@@ -199,6 +201,34 @@ async def test_fallback_needs_no_embedder_to_have_run(
     ]
     assert sorted(contents(reply)[0]) == sorted(TOLD)
     assert (reply.watermarks.recorded, reply.watermarks.embedded) == (1, None)
+
+
+async def test_fallback_of_a_large_request_is_ranked_in_parts(
+    database: Database, database_settings: DatabaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done at the deadline is answered then, and others come in between."""
+    for number in range(10):
+        await remember(database, TOLD, agent=f"agent {number}")
+    at_once: list[int] = []
+    original = recall_module.rank
+
+    async def watched(session: Any, questions: Any, **options: Any) -> Any:
+        at_once.append(len(questions))
+        return await original(session, questions, **options)
+
+    monkeypatch.setattr(fallback_module, "rank", watched)
+    async with retrieving(database, retriever_settings(database_settings)) as retriever:
+        reply = await retriever.recall(
+            *((f"agent {n % 12}", f"rain {n}") for n in range(100)),
+            fallback="text",
+            deadline_ms=60_000,
+        )
+    assert {answer.agent for answer in reply.replies if answer.status == "empty"} == {
+        "agent 10",
+        "agent 11",
+    }
+    assert sum(at_once) == sum(answer.status == "degraded" for answer in reply.replies)
+    assert max(at_once) <= 16
 
 
 async def test_fallback_answers_a_thousand_at_once(

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_args
-from uuid import uuid4
 from weakref import WeakSet
 
 import asyncpg
@@ -26,7 +25,6 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from tickmind.driver import UNPREPARED
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
@@ -220,13 +218,10 @@ class Database:
     ) -> None:
         url, arguments = _address(settings)
         if settings.database_pgbouncer:
-            # In transaction mode the next statement may run on another server connection: keep
-            # no prepared statement, and give each a name of its own.
-            arguments |= {
-                "statement_cache_size": 0,
-                "prepared_statement_cache_size": 0,
-                "prepared_statement_name_func": lambda: f"tickmind_{uuid4().hex}",
-            }
+            # In transaction mode the next message may reach another server connection: keep no
+            # prepared statement, and name none. One without a name the driver sends again with its
+            # parameters; one with a name would be looked for where it never was.
+            arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
         else:
             arguments["server_settings"] = {"application_name": application}
             if lookups:
@@ -242,7 +237,6 @@ class Database:
             # Else errors quote what stands for placeholders: texts and vectors.
             hide_parameters=True,
         )
-        self._info = {UNPREPARED: settings.database_pgbouncer}
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
@@ -285,9 +279,7 @@ class Database:
     @asynccontextmanager
     async def _session(self, bind: AsyncEngine) -> AsyncIterator[AsyncSession]:
         try:
-            async with AsyncSession(
-                bind, expire_on_commit=False, autoflush=False, info=self._info
-            ) as session:
+            async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
                 yield session
         except (*_DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):

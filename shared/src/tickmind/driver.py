@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from uuid import uuid4
 
 import asyncpg
 from sqlalchemy import text
@@ -21,10 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from tickmind.statement_spans import statement_span
 
-__all__ = ["UNPREPARED", "Statement", "fetch", "numbered"]
+__all__ = ["Statement", "fetch", "numbered"]
 
-#: Of a session's `info`: no prepared statement is kept (see `Database`).
-UNPREPARED = "unprepared"
 #: PostgreSQL ends a statement within milliseconds of being told to. What has not ended by then is
 #: on a connection that died in silence.
 _END_S = 1.0
@@ -58,12 +55,7 @@ async def fetch(
     values = [parameters[name] for name in asked.names]
     try:
         with statement_span(connection.engine.url, asked.sql):
-            if session.info.get(UNPREPARED):
-                # In transaction mode the next one may be another server's.
-                prepared = await raw.prepare(asked.sql, name=f"tickmind_{uuid4().hex}")
-                rows: list[asyncpg.Record] = await prepared.fetch(*values)
-            else:
-                rows = await raw.fetch(asked.sql, *values)
+            rows: list[asyncpg.Record] = await raw.fetch(asked.sql, *values)
             return rows
     except asyncio.CancelledError:
         await _ended(connection, raw)

@@ -25,10 +25,11 @@ from tickmind.telemetry import log
 from tickmind.tracing import exemplar
 from tickmind_retriever.admitting import Admission
 from tickmind_retriever.answers import Answers
+from tickmind_retriever.asking import SHED, Asking, detail_of, ms_since, reason_of
 from tickmind_retriever.awaiting import Awaiting
 from tickmind_retriever.metrics import Metrics
 from tickmind_retriever.query_vectors import QueryVectors
-from tickmind_retriever.ranker import SHED, Asking, Ranker, detail_of, ms_since, reason_of
+from tickmind_retriever.ranker import Ranker
 from tickmind_retriever.ranking import Ranking
 from tickmind_retriever.sharing import Shared
 from tickmind_retriever.spaces import Spaces

@@ -19,7 +19,7 @@ from tickmind.store.recall import Question, rank
 from tickmind.store.spaces import Generation
 from tickmind.store.whom import Whom
 from tickmind.telemetry import log
-from tickmind_retriever.answers import Answers
+from tickmind_retriever.asking import SHED, Asking, detail_of, ms_since, reason_of
 from tickmind_retriever.auditing import Auditing
 from tickmind_retriever.chosen import chosen
 from tickmind_retriever.fallback import Fallback
@@ -30,7 +30,7 @@ from tickmind_retriever.ranking import Terms
 from tickmind_retriever.sharing import Shared, TooLate
 from tickmind_retriever.words import Words
 
-__all__ = ["SHED", "Asking", "Ranker", "detail_of", "ms_since", "reason_of"]
+__all__ = ["Ranker"]
 
 _logger = logging.getLogger("tickmind.retriever")
 
@@ -39,8 +39,6 @@ _AGENTS_A_STATEMENT = 8
 #: Statements of one request that wait or run at once, for each place: a request for 1,000 agents
 #: has 125, and one that comes after it is not to wait for them all.
 _STATEMENTS_A_PLACE = 2
-#: What is said of what was not begun.
-SHED = "more is asked than can be answered: there was no time left to answer this, too"
 
 
 #: What words found, by place of a query: memory ids with how well.
@@ -56,29 +54,6 @@ class _Manner:
     plan: Plan = EXACT
 
 
-@dataclass(slots=True, kw_only=True)
-class Asking:
-    """A request under way, from `begun` to `until`. `spare_s`: kept of that time where more is
-    asked than can be answered. `without_by`: when what can be done without is done without.
-    `waited_s`: for a tick or a vector, which is no overload."""
-
-    answers: Answers
-    terms: Terms
-    begun: float
-    until: float
-    spare_s: float
-    without_by: float
-    waited_s: float = 0.0
-
-    def answer_by(self) -> float:
-        """What has to wait for a place is asked for only if it would be answered by then. Of what
-        others took of the time nothing is kept, or little would be left of a vector that is late.
-        """
-        whole_s = self.until - self.begun
-        left = 1 - self.waited_s / whole_s if whole_s > 0 else 0.0
-        return self.until - self.spare_s * max(0.0, left)
-
-
 class Ranker:
     """Ranks what requests ask for, in at most `parallel` statements at once of either sort."""
 
@@ -92,7 +67,7 @@ class Ranker:
         audit_one_in: int,
     ) -> None:
         # Words take a fifth of the time that vectors take.
-        by_words = max(1, parallel // 4)
+        self._by_words = by_words = max(1, parallel // 4)
         self._database = database
         self._metrics = metrics
         self._parallel = max(1, parallel - by_words)
@@ -182,21 +157,24 @@ class Ranker:
         wanted: Sequence[tuple[int, RecallQuery]],
     ) -> dict[int, asyncio.Task[_Found]]:
         """Look for the words of these: tasks by place of a query, each with what it found for
-        several."""
+        several. A few at once, so that others' are not kept waiting behind all of them."""
+        turns = asyncio.Semaphore(self._by_words * _STATEMENTS_A_PLACE)
         asked = [(place, found.agents[query.agent], query.observation) for place, query in wanted]
         looking: dict[int, asyncio.Task[_Found]] = {}
         for first in range(0, len(asked), _AGENTS_A_STATEMENT):
             chunk = asked[first : first + _AGENTS_A_STATEMENT]
-            task = tasks.create_task(self._find_words(asking.terms, chunk))
+            task = tasks.create_task(self._find_words(asking.terms, chunk, turns))
             looking |= {place: task for place, _, _ in chunk}
         return looking
 
-    async def _find_words(self, terms: Terms, asked: Sequence[tuple[int, int, str]]) -> _Found:
+    async def _find_words(
+        self, terms: Terms, asked: Sequence[tuple[int, int, str]], turns: asyncio.Semaphore
+    ) -> _Found:
         """What words find, by place. Nothing where the database refuses: vectors may do."""
+        questions = [(agent, observation) for _, agent, observation in asked]
         try:
-            found = await self._words.find(
-                [(agent, observation) for _, agent, observation in asked], filters=terms.filters
-            )
+            async with turns:
+                found = await self._words.find(questions, filters=terms.filters)
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "words_failed", error=type(exc).__name__)
             return {}
@@ -316,29 +294,49 @@ class Ranker:
             answers.fill(reason, detail, places=[place for place, _ in asked])
             return
         known = [(place, query) for place, query in asked if query.agent in found.agents]
-        places = [place for place, _ in known]
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                absent = [(place, query) for place, query in known if place not in words]
-                looking = {**words, **self._begin_words(tasks, asking, found, absent)}
-            questions = [
-                Question(
-                    agent_id=found.agents[query.agent],
-                    vector=None,
-                    words=(await looking[place]).get(place, {}),
+        for place, query in asked:
+            if query.agent not in found.agents:
+                answers.nobody(place)
+        turns = asyncio.Semaphore(self._parallel * _STATEMENTS_A_PLACE)
+        async with asyncio.TaskGroup() as tasks:
+            absent = [(place, query) for place, query in known if place not in words]
+            looking = {**words, **self._begin_words(tasks, asking, found, absent)}
+            for first in range(0, len(known), _AGENTS_A_STATEMENT):
+                questions = [
+                    (place, found.agents[query.agent], looking[place])
+                    for place, query in known[first : first + _AGENTS_A_STATEMENT]
+                ]
+                tasks.create_task(
+                    self._rank_without(asking, found, questions, reason, detail, turns)
                 )
-                for place, query in known
+
+    async def _rank_without(
+        self,
+        asking: Asking,
+        found: Whom,
+        asked: Sequence[tuple[int, int, asyncio.Task[_Found]]],
+        reason: str,
+        detail: str,
+        turns: asyncio.Semaphore,
+    ) -> None:
+        """`asked`: places, agents, and who looks for their words."""
+        answers = asking.answers
+        places = [place for place, _, _ in asked]
+        try:
+            questions = [
+                Question(agent_id=agent, vector=None, words=(await looking).get(place, {}))
+                for place, agent, looking in asked
             ]
-            ranked = await self._fallback.rank(asking.terms, questions, with_core=found.with_core)
+            async with turns:
+                ranked = await self._fallback.rank(
+                    asking.terms, questions, with_core=found.with_core
+                )
         except (TickmindError, SQLAlchemyError) as exc:
             log(_logger, logging.ERROR, "rank_failed", error=type(exc).__name__)
             answers.fill("database", detail_of(exc), places=places)
-            ranked = []
-        for place, memories in zip(places, ranked, strict=False):
+            return
+        for place, memories in zip(places, ranked, strict=True):
             answers.remember(place, memories, reason=reason, detail=detail)
-        for place, _ in asked:
-            if place not in places:
-                answers.nobody(place)
 
     async def _rank_together(
         self, manner: _Manner, questions: Sequence[Question]
@@ -373,20 +371,3 @@ class Ranker:
 def _failed(vector: asyncio.Future[Vector]) -> bool:
     """Whether there will be none, as is known already."""
     return vector.done() and vector.exception() is not None
-
-
-def ms_since(begun: float) -> float:
-    """Milliseconds since a moment of the loop's clock."""
-    return round((asyncio.get_running_loop().time() - begun) * 1000, 2)
-
-
-def reason_of(exc: TickmindError) -> str:
-    """The reply's word for what failed."""
-    return "database" if exc.reason == "database" else "embedding"
-
-
-def detail_of(exc: TickmindError | SQLAlchemyError) -> str:
-    """What happened, without the statement and its parameters."""
-    if isinstance(exc, TickmindError):
-        return str(exc)
-    return f"the database refused the statement ({type(exc).__name__})"

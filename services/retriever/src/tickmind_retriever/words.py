@@ -19,7 +19,8 @@ __all__ = ["Words"]
 #: seconds, when it may have doubled. A size enters a score as a logarithm, and decides which words
 #: are too frequent to count.
 _GROWTH_A_S = 100
-#: Within these bounds: one that has only begun is counted 20 us a look, a large one 20 ms.
+#: Within these bounds: one that has only begun is not counted for each recall, and a large one,
+#: which takes 20 ms, is counted at all.
 _KEPT_LEAST_S, _KEPT_MOST_S = 1.0, 60.0
 #: Agents whose size is remembered: some 200 bytes each.
 _MOST_SIZES = 100_000
