@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from pydantic import SecretStr
 
@@ -31,6 +32,17 @@ _numbers = itertools.count(1)
 
 #: Of the fuzzers: other inputs, and so many times as many.
 FUZZ_SEED, FUZZ_FACTOR = "TICKMIND_FUZZ_SEED", "TICKMIND_FUZZ_FACTOR"
+
+
+# Other work on the machine must not fail a property: it says nothing of how long one example takes.
+# On CI hypothesis itself sees to that, and tries the same examples each time.
+hypothesis.settings.register_profile(
+    "unhurried",
+    hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

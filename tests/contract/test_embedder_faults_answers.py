@@ -8,6 +8,7 @@ import pytest
 
 from tests.fleet import finished, fleet, make_impatient, promises_kept
 from tests.remembering import counted, embedder_settings, remember
+from tests.running import eventually
 from tickmind.database import Database
 from tickmind.local.provider.faults import (
     BadIndex,
@@ -208,7 +209,7 @@ async def test_answers_that_stay_worthless_store_nothing_and_charge_nobody(
 
         provider.faults.clear()
         await finished(database)
-        assert await replica.fault() is None
+        await eventually(replica.fault, lambda told: told is None, what="ready")
     await promises_kept(database, TEXTS)
 
 

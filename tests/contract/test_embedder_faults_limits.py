@@ -153,7 +153,8 @@ async def test_spent_quota_pauses_all_and_is_told(
         spent_s = loop.time() - begun
         rejections = provider.ledger.totals().rejections
         await finished(database)
-        assert {await replica.fault() for replica in replicas} == {None}
+        for replica in replicas:
+            await eventually(replica.fault, lambda told: told is None, what="ready")
 
     # Two replicas of two callers run into it at once; then somebody tries every 0.3 s.
     assert rejections <= 4 + 4 * spent_s / 0.3

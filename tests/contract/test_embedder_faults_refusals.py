@@ -8,6 +8,7 @@ import pytest
 
 from tests.fleet import finished, fleet, make_impatient, promises_kept
 from tests.remembering import counted, embedder_settings, remember
+from tests.running import eventually
 from tickmind.database import Database
 from tickmind.local.provider.faults import Body, RefuseParameter, Status
 from tickmind.local.provider.options import ProviderOptions
@@ -159,7 +160,7 @@ async def test_refused_key_or_model_pauses_charges_nobody_and_is_told(
         provider.faults.clear()
         provider.options = ProviderOptions(native_width=64)
         await finished(database)
-        assert await replica.fault() is None
+        await eventually(replica.fault, lambda told: told is None, what="ready")
     await promises_kept(database, TEXTS)
 
 

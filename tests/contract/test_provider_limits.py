@@ -8,13 +8,10 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tickmind.local.provider.limits import DAY_S, Limit, RateLimiter, sub_window
-
-# Other work on the machine must not fail a property.
-unhurried = settings(deadline=None)
 
 # Requests as (quarter seconds since the one before, texts, tokens): times are exact in binary.
 requests = st.lists(
@@ -58,7 +55,6 @@ def played(limit: Limit, sequence: list[tuple[int, int, int]]) -> list[tuple[Fra
     return results
 
 
-@unhurried
 @given(requests, units, st.integers(1, 120), windows)
 def test_sliding_window_admits_exactly_what_fits_the_last_window(
     sequence: list[tuple[int, int, int]], unit: str, amount: int, window_s: float
@@ -72,7 +68,6 @@ def test_sliding_window_admits_exactly_what_fits_the_last_window(
             log.append((at, size))
 
 
-@unhurried
 @given(requests, units, st.integers(1, 120), windows)
 def test_fixed_window_admits_exactly_what_fits_the_current_window(
     sequence: list[tuple[int, int, int]], unit: str, amount: int, window_s: float
@@ -86,7 +81,6 @@ def test_fixed_window_admits_exactly_what_fits_the_current_window(
             used[window] = used.get(window, 0) + size
 
 
-@unhurried
 @given(requests, units, st.integers(1, 120), windows, st.none() | st.integers(1, 200))
 def test_token_bucket_admits_what_its_exact_level_covers(
     sequence: list[tuple[int, int, int]],
@@ -114,7 +108,6 @@ def test_token_bucket_admits_what_its_exact_level_covers(
             level -= size
 
 
-@unhurried
 @given(requests, st.lists(limits, min_size=1, max_size=4))
 def test_wait_told_is_enough_and_not_more_than_needed(
     sequence: list[tuple[int, int, int]], combination: list[Limit]
@@ -144,7 +137,6 @@ def test_wait_told_is_enough_and_not_more_than_needed(
             assert later.admit(texts=texts, tokens=tokens).admitted == expected
 
 
-@unhurried
 @given(requests, st.lists(limits, min_size=1, max_size=4))
 def test_request_passes_only_where_every_limit_admits_it(
     sequence: list[tuple[int, int, int]], combination: list[Limit]
@@ -169,7 +161,6 @@ def test_request_passes_only_where_every_limit_admits_it(
                 single._counters[0].add(clock.now, cost(limit, texts, tokens))
 
 
-@unhurried
 @given(requests, st.lists(limits, min_size=1, max_size=3), st.sampled_from([0.125, 0.5, 2.0]))
 def test_scaled_time_changes_nothing_but_the_unit(
     sequence: list[tuple[int, int, int]], combination: list[Limit], scale: float

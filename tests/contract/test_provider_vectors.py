@@ -7,14 +7,11 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tickmind.local.provider.tokens import count_tokens, cut_to_tokens
 from tickmind.local.provider.vectors import hash_embed, hash_embed_many
-
-# Other work on the machine must not fail a property.
-unhurried = settings(deadline=None)
 
 WIDTH = 1536
 # Directions are random: a cosine of unrelated texts has a deviation of 1/sqrt(1536) = .026.
@@ -25,7 +22,6 @@ def cosine(a: str, b: str) -> float:
     return float(hash_embed(a, WIDTH) @ hash_embed(b, WIDTH))
 
 
-@unhurried
 @given(st.text(st.characters(), max_size=200), st.integers(1, 100))
 def test_vector_is_finite_and_of_unit_length_for_any_text(text: str, dimensions: int) -> None:
     vector = hash_embed(text, dimensions)
@@ -35,7 +31,6 @@ def test_vector_is_finite_and_of_unit_length_for_any_text(text: str, dimensions:
     assert np.linalg.norm(vector.astype(np.float64)) == pytest.approx(1.0, abs=1e-6)
 
 
-@unhurried
 @given(st.text(max_size=50), st.integers(1, 64))
 def test_fewer_dimensions_are_the_renormalised_start_of_more(text: str, dimensions: int) -> None:
     start = hash_embed(text, 64)[:dimensions]
@@ -99,7 +94,6 @@ def test_embedder_does_without_the_server() -> None:
     assert loaded.stdout.strip() == "set()"
 
 
-@unhurried
 @given(st.text(max_size=100), st.integers(1, 20))
 def test_cut_text_keeps_to_its_tokens(text: str, tokens: int) -> None:
     cut = cut_to_tokens(text, tokens)

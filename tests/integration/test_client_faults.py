@@ -127,7 +127,6 @@ async def test_a_recall_without_a_broker_is_empty_at_once(
             lambda: memory.recall("town-7", "alice", "x", tick=1, timeout_s=5),
             lambda answer: answer.reason == "connection",
             what="noticed",
-            timeout_s=5,
         )
         clock = Clock()
         answers = await memory.recall_many("town-7", [("a", "x"), (17, "y")], tick=1, timeout_s=5)

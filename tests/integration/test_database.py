@@ -250,7 +250,7 @@ async def test_a_full_pool_is_waited_for_no_longer_than_told(
 async def test_sessions_that_fail_or_are_cancelled_give_their_connections_back(
     database_settings: DatabaseSettings,
 ) -> None:
-    database = _pool(database_settings, database_pool_size=5, database_pool_timeout_s=2)
+    database = _pool(database_settings, database_pool_size=5, database_pool_timeout_s=20)
 
     async def fail() -> None:
         with pytest.raises(DBAPIError):

@@ -15,6 +15,7 @@ from sqlalchemy import text
 
 from tests.processes import START_S, service_process
 from tests.proxy import door
+from tests.recording import until
 from tests.remembering import (
     audited,
     counted,
@@ -87,7 +88,7 @@ async def test_backlog_drains_by_itself_after_an_outage(
 
     provider.faults.remove(outage)
     await _none_pending(database)
-    assert await app.checks["embedding"]() is None
+    await eventually(app.checks["embedding"], lambda fault: fault is None, what="ready again")
     stop.set()
     await working
 
@@ -218,7 +219,10 @@ async def test_hints_alone_are_enough(
                 lambda n, tick=tick: n == tick + 1,  # type: ignore[misc]
                 what="indexed by hint",
             )
-        assert metric(embedder, "tickmind_memories_indexed_total") == 3
+        # Counted after the commit that was seen.
+        await until(
+            lambda: metric(embedder, "tickmind_memories_indexed_total") == 3, "indexed memories"
+        )
 
 
 async def test_the_sweep_alone_is_enough(

@@ -292,7 +292,7 @@ async def test_text_that_hangs_the_server_is_parked_alone(
         database_settings,
         provider.base_url,
         embedder_max_attempts=1,
-        embedding_timeout_s=0.1,
+        embedding_timeout_s=0.5,  # calls that pass take a hundredth of it
     )
     async with handling(database, settings) as handler:
         await handler.generation()
@@ -300,7 +300,7 @@ async def test_text_that_hangs_the_server_is_parked_alone(
         await _until_done(database, handler)
 
     assert await counted(database, "recall_index") == 3
-    assert await _parked(database) == [("the embedding API did not answer within 0.1 s", POISON, 1)]
+    assert await _parked(database) == [("the embedding API did not answer within 0.5 s", POISON, 1)]
 
 
 async def test_refused_text_is_parked_and_its_batch_not_resent_unchanged(

@@ -222,9 +222,7 @@ async def test_requests_with_properties_of_any_kind_are_answered_or_counted(
         async def all_there() -> int:
             return sum(future.done() for future in expected.values())
 
-        await eventually(
-            all_there, lambda n: n + late >= len(expected), what="replies", timeout_s=10
-        )
+        await eventually(all_there, lambda n: n + late >= len(expected), what="replies")
         answered = [future.result() for future in expected.values() if future.done()]
         assert len(answered) > len(expected) / 2
         for message in answered:

@@ -178,7 +178,6 @@ async def _ask(retriever: Retriever, asked: Mapping[str, Any]) -> RecallReply:
 )
 @settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 async def test_no_recall_finds_a_strangers_memory(

@@ -230,7 +230,7 @@ async def test_running_statement_is_gone_after_the_deadline(
                 seen = await running()
             reply = await asking
             assert reply.replies[0].reason == "deadline"
-        await eventually(running, lambda count: count == 0, what="its end", timeout_s=5)
+        await eventually(running, lambda count: count == 0, what="its end")
     await pool.dispose()
 
 

@@ -509,7 +509,7 @@ async def test_slow_database_is_answered_for_in_time_and_its_statement_cancelled
                     )
                     return int(found.scalar_one())
 
-            await eventually(waiting, lambda n: n == 0, what="statements under way", timeout_s=5)
+            await eventually(waiting, lambda n: n == 0, what="statements under way")
         replies = await asyncio.gather(
             *(retriever.recall(("alice", f"after {i}")) for i in range(10))
         )
@@ -558,7 +558,7 @@ async def test_database_that_died_in_silence_is_left_behind(
                 assert took_s < 1.2
                 return str(reply.replies[0].status)
 
-            await eventually(status, lambda found: found == "ok", what="recall", timeout_s=15)
+            await eventually(status, lambda found: found == "ok", what="recall")
         await pool.dispose()
 
 

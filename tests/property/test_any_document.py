@@ -6,7 +6,7 @@ import re
 from importlib.resources import files
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.mutating import Fuzzing, blamed
@@ -116,7 +116,6 @@ def test_any_line_anywhere_is_read_or_refused(line: str, where: str) -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.text())
 @example("a: " + "[" * 400)
 @example("a: " + "{a: " * 400)

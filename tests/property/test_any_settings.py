@@ -137,8 +137,7 @@ def test_garbage_in_a_variable_is_told_by_its_name(
 
 @settings(
     max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     field=st.sampled_from(sorted(_FIELDS)),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tickmind.signature import BITS, Signer, cosine, new_basis
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     dimensions=st.integers(1, 96),
     seed=st.integers(0, 2**32 - 1),
