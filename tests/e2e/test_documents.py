@@ -82,6 +82,20 @@ def test_a_document_tells_nobody_to_type_what_is_on_no_path(document: str) -> No
     assert re.findall(r"^python.*", typed, re.MULTILINE) == []
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_labels_told_in_a_document_are_those_of_the_metrics(document: str) -> None:
+    """`{outcome="stored"}` is one of the words that README's table gives that label."""
+    told = re.findall(r'\{(\w+)="(\w+)"', (ROOT / document).read_text(encoding="utf-8"))
+    known = {
+        (label, word)
+        for row in rows()
+        if row[0].startswith("`tickmind_")
+        for label in re.findall(r"`(\w+)`", row[1])
+        for word in re.findall(r"`(\w+)`", row[2])
+    }
+    assert set(told) - known == set()
+
+
 def test_table_of_cases_is_up_to_date() -> None:
     path = ROOT / "tests" / "README.md"
     text = path.read_text(encoding="utf-8")

@@ -377,6 +377,55 @@ async def test_lost_connections_come_back(
             assert _status(await asker.ask(body(("alice", "fish")), timeout_s=30)) == "ok"
 
 
+async def test_recalls_cut_off_by_a_lost_connection_are_no_failure(
+    database: Database,
+    database_settings: DatabaseSettings,
+    broker_settings: BrokerSettings,
+    rabbitmq: LocalRabbitmq,
+    provider: Provider,
+    tmp_path: Path,
+) -> None:
+    """They are expected to be: RabbitMQ delivers each again. So the log has no traceback of them,
+    nor of what the driver could not end properly."""
+    await _town(database, model="test")
+    provider.faults.add(Hang(), Next())
+    log = tmp_path / "log"
+    vhost = broker_settings.broker_url().rsplit("/", 1)[1]
+    async with door(("127.0.0.1", rabbitmq.port)) as opened:
+        url = SecretStr(f"amqp://guest:guest@127.0.0.1:{opened.port}/{vhost}")
+        async with (
+            _process(
+                database_settings,
+                BrokerSettings(amqp_url=url),
+                log,
+                TICKMIND_EMBEDDING_BASE_URL=provider.base_url,
+            ) as process,
+            asking(broker_settings) as asker,
+        ):
+            await eventually(
+                lambda: asyncio.to_thread(log.read_text),
+                lambda told: '"event": "started"' in told,
+                what="a retriever that has started",
+                timeout_s=120,
+            )
+            connection = await aio_pika.connect(broker_settings.broker_url())
+            async with connection:
+                await declare(await connection.channel(), RECALL_QUEUE)
+            for _ in range(3):
+                await asker.send(body(("alice", "fish"), deadline_ms=60_000))
+            await provider.ledger.wait_until(
+                lambda ledger: ledger.totals().texts_billed == 1, timeout_s=60
+            )
+            await opened.cut()
+            provider.faults.release()
+            answer = await asker.ask(body(("alice", "fish"), deadline_ms=30_000), timeout_s=60)
+            assert _status(answer) == "ok"
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line for line in told if "exception" in line or line["level"] == "error"] == []
+
+
 async def test_queue_deleted_live_is_declared_again(
     database: Database, database_settings: DatabaseSettings, broker_settings: BrokerSettings
 ) -> None:

@@ -217,8 +217,8 @@ def test_refuses_an_option_that_there_is_not(name: str) -> None:
 
 
 def test_refuses_a_weight_that_there_is_not() -> None:
-    with pytest.raises(InvalidMessage, match=r"^relevence: unknown; weights has importance, "):
-        _asked(weights={"relevence": 1.0})
+    with pytest.raises(InvalidMessage, match=r"^likeness: unknown; weights has importance, "):
+        _asked(weights={"likeness": 1.0})
 
 
 def test_takes_every_option_there_is() -> None:

@@ -51,6 +51,14 @@ _faststream_logger = logging.getLogger("tickmind.faststream")
 _faststream_logger.setLevel(logging.WARNING)
 
 
+def _failed(record: logging.LogRecord) -> bool:
+    """A handler cut off with its connection did not fail: its message is delivered again."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+_faststream_logger.addFilter(_failed)
+
+
 def create_broker(settings: BrokerSettings, *, name: str, prefetch: int) -> RabbitBroker:
     """A FastStream broker whose one channel holds at most `prefetch` unacknowledged messages.
 

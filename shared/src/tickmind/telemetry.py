@@ -124,7 +124,9 @@ def configure_logging(service: str, *, level: str, style: Literal["json", "text"
     # These report each reconnect and each request in their own words; we say what follows.
     for name in ("aio_pika", "aiormq", "httpx2", "httpcore2", "openai", "uvicorn.access"):
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    logging.getLogger("aiormq.connection").setLevel(logging.CRITICAL)
+    # Of callbacks at the end of a connection, too: what they failed of is that end.
+    for name in ("aiormq.connection", "aio_pika.tools"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def configure_traces(service: str) -> None:

@@ -35,6 +35,9 @@ STATE_DIR = "TICKMIND_STATE_DIR"
 DEFAULT_STATE_DIR = ".tickmind"
 NOTE = "stack.json"
 
+#: What was told of stacks by this process.
+_noted: set[str] = set()
+
 #: The clock behind a process's start counts in 10 ms, and may be adjusted.
 _START_TOLERANCE_S = 1.0
 
@@ -82,7 +85,10 @@ def _stack() -> dict[str, str] | None:
         return None
     if not _alive(pid, started):  # it was killed before it could remove its note
         return None
-    note(f"(using the stack that runs in {path.parent.absolute()})")
+    told = f"(using the stack that runs in {path.parent.absolute()})"
+    if told not in _noted:  # a command asks for each of its servers
+        _noted.add(told)
+        note(told)
     return settings
 
 

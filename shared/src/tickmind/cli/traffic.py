@@ -168,7 +168,8 @@ def recall(
     elif answer.recorded_tick is None:
         say(f"{agent} remembers nothing: no tick of a world named {world} has been recorded.")
     else:
-        say(f"{agent} remembers nothing of this at tick {now}.")
+        why = f": {answer.detail}" if answer.detail else ""
+        say(f"{agent} remembers nothing of this at tick {now}{why}.")
     if answer.explain is not None:
         say(_explained_in_words(answer.explain))
     return 0
