@@ -157,7 +157,7 @@ async def test_requests_within_a_moment_share_one_embedding_call(
     await remember(database, ["fish"])
     await known(database, {"fish": hash_embed("fish", 64)}, space)
     settings = retriever_settings(
-        database_settings, provider.base_url, embedding_max_inputs=100, retriever_gather_ms=50
+        database_settings, provider.base_url, embedding_max_inputs=100, retriever_gather_ms=500
     )
     async with retrieving(database, settings) as retriever:
         await retriever.recall(("alice", "warm"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tickmind.clean import is_blank
 from tickmind.decoding import DecodedTick, decode_tick
 from tickmind.grading import grade
-from tickmind.identity import KEY_BYTES
+from tickmind.identity import KEY_BYTES, canonical
 from tickmind.policy import Policy, WorldPolicy, default_policy
 
 _DEFAULT = default_policy()
@@ -122,3 +122,12 @@ def test_nobody_hears_more_often_or_in_larger_numbers_than_allowed(
     heard = sum(1 for memory in graded.memories if memory.speaker is not None)
     assert heard <= talks * policy.defaults.max_hearers
     assert graded.hearers_cut >= 0
+
+
+@given(_TICKS)
+def test_a_decision_in_canonical_form_is_json_as_python_writes_it(tick: DecodedTick) -> None:
+    """Keys of what is stored hang on each byte of it."""
+    for decision in tick.decisions:
+        told = decision.model_dump(exclude_none=True)
+        written = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+        assert canonical(vars(decision)) == written.encode()

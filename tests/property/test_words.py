@@ -26,6 +26,12 @@ def test_terms_are_the_same_for_equivalent_texts(text: str) -> None:
     assert not any(character.isspace() for term in expected for character in term)
 
 
+@given(st.text(st.characters(max_codepoint=127)) | st.text("aS '_-9."))
+def test_terms_of_ascii_are_the_same_among_other_scripts(text: str) -> None:
+    """Texts of ASCII alone are read on shorter ways."""
+    assert terms(f"\u00e9 {text}") == ["\u00e9", *terms(text)]
+
+
 @given(st.text(st.characters(categories=["So", "Sk", "Zs", "Po", "Cc", "Cf"])))
 def test_symbols_alone_have_no_terms(text: str) -> None:
     folded = unicodedata.normalize("NFKC", text)

@@ -107,6 +107,23 @@ def test_each_hearer_has_a_key_of_their_own() -> None:
     assert alice.event_key == hearer_key(said.event_key, "alice")
 
 
+def test_keys_stay_what_they_are_from_release_to_release() -> None:
+    """An event that is stored already is known again, whoever stored it."""
+    said = {"speech": 'Fish "fresh" \u9b5a \u2028', "heard_by": ["alice"], "place": "market"}
+    memories = _memories(
+        {"agent": "bob", "action": "talk", **said},
+        {"agent": 17, "action": "move", "target": [15.5, -8, 1e-5], "importance": 9, "core": True},
+        {"agent": "dan", "action": "observe", "text": "fire", "event_id": "fire-1"},
+    )
+
+    assert [memory.event_key.hex() for memory in memories] == [
+        "bba1326e3290d22562675094ad9451dd",
+        "5f09dc25c0095bd823b13c8e26ddbc99",
+        "acd784847e81eef385dd1b32ae39eb9e",
+        "829764a26f5368b7c0a3ba69c4aeb7c9",
+    ]
+
+
 def test_fields_do_not_run_together() -> None:
     keys = {
         event_key(world, tick, agent, event_id=id_, decision=b"", ordinal=0)

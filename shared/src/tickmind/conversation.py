@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tickmind.grading import MAX_CONTEXT_CHARS
 from tickmind.identity import in_context
@@ -84,11 +84,11 @@ class Conversations:
         # Where who spoke is not there now, that was another conversation.
         if before is None or not (before.speaker is None or before.speaker in memory.present):
             return memory
-        return replace(memory, context=before.content)
+        return memory._replace(context=before.content)
 
 
-def text_to_embed(memory: Memory) -> str:
-    """The text that a memory's vector is of."""
-    if memory.context is None or memory.context_use != "embedded":
+def text_to_embed(memory: Memory, context: str | None) -> str:
+    """The text that the vector is of, of a memory that answers `context`."""
+    if context is None or memory.context_use != "embedded":
         return memory.content
-    return in_context(memory.content, memory.context)
+    return in_context(memory.content, context)

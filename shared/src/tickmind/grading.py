@@ -91,8 +91,8 @@ def _action(policy: WorldPolicy, decision: Decision) -> tuple[Action | None, str
     """The rule for a decision, or None and why it is dropped."""
     known = policy.actions.get(decision.action)
     if known is not None:
-        return (None, "policy") if known == "drop" else (known, "")
-    if policy.other == "drop":
+        return (None, "policy") if isinstance(known, str) else (known, "")
+    if isinstance(policy.other, str):
         return None, "unknown"
     if _said(decision.text) is None and _said(decision.speech) is None:
         return None, "blank" if decision.text or decision.speech else "unknown"
@@ -120,7 +120,7 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
     kept: Counter[str] = Counter()
     dropped: Counter[tuple[str, str]] = Counter()
     rejected: list[Rejected] = []
-    seen: Counter[tuple[str, bytes]] = Counter()
+    seen: dict[tuple[str, bytes], int] = {}
     before: dict[str, Memory] = {}  # each agent's latest in this message
     hearers_cut = 0
     for decision in tick.decisions:
@@ -143,14 +143,15 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
             detail = f"a {decision.action!r} needs {wanted} to be remembered"
             rejected.append(Rejected(reason="invalid", detail=detail, body=alone(tick, decision)))
             continue
+        agent = decision.agent
         # A decision's values are plain: no need of model_dump, which takes three times as long.
-        decided = canonical({k: v for k, v in vars(decision).items() if v is not None})
-        ordinal = seen[decision.agent, decided]
-        seen[decision.agent, decided] += 1
+        decided = canonical(vars(decision))
+        ordinal = seen.get((agent, decided), 0)
+        seen[agent, decided] = ordinal + 1
         key = event_key(
             tick.world,
             tick.tick,
-            decision.agent,
+            agent,
             event_id=decision.event_id,
             decision=decided,
             ordinal=ordinal,
@@ -160,33 +161,32 @@ def grade(tick: DecodedTick, policy: Policy) -> Graded:
         is_core = decision.core if decision.core is not None else action.core
         told, hearers = None, []
         if action.heard:
-            values["speaker"] = decision.agent
+            values["speaker"] = agent
             told = word(action.words(language, heard=True), values)
         if told is not None:
             hearers = list(_hearers(decision, action.audience or rules.audience, tick.decisions))
             hearers_cut += max(0, len(hearers) - rules.max_hearers)
             hearers = hearers[: rules.max_hearers]
         in_context = action.context != "none"
-        present = (decision.agent, *hearers) if in_context else ()
-        new = [
-            Memory(
+        present = (agent, *hearers) if in_context else ()
+        for whose in (agent, *hearers):
+            acts = whose == agent
+            memory = Memory(
                 world=tick.world,
-                agent=agent,
+                agent=whose,
                 tick=tick.tick,
                 kind=action.kind,
-                content=content if told is None or agent == decision.agent else told,
+                content=content if acts or told is None else told,
                 importance=importance,
-                event_key=key if agent == decision.agent else hearer_key(key, agent),
+                event_key=key if acts else hearer_key(key, whose),
                 is_core=is_core,
-                speaker=None if agent == decision.agent else decision.agent,
+                speaker=None if acts else agent,
                 present=present,
-                context=context_of(action.kind, present, before.get(agent)) if in_context else None,
+                context=context_of(action.kind, present, before.get(whose)) if in_context else None,
                 context_use=action.context,
             )
-            for agent in (decision.agent, *hearers)
-        ]
-        before.update((memory.agent, memory) for memory in new)
-        memories += new
+            before[whose] = memory
+            memories.append(memory)
     return Graded(
         memories=tuple(memories),
         kept=kept,

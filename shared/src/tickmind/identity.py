@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -32,12 +34,29 @@ def _digest(*parts: bytes) -> bytes:
     return blake2b(_FIELD.join(parts), digest_size=KEY_BYTES).digest()
 
 
-def canonical(decision: dict[str, Any]) -> bytes:
+def canonical(decision: Mapping[str, Any]) -> bytes:
     """The known fields of a decision that are set, as JSON with sorted keys.
 
     Absent and null are the same, so that a field added to the contract later changes no key.
     """
-    return _CANONICAL.encode(decision).encode()
+    # As the encoder would write it, which takes twice as long for a whole object.
+    said = [
+        f"{_name(field)}:{_said(value)}"
+        for field, value in sorted(decision.items())
+        if value is not None
+    ]
+    return f"{{{','.join(said)}}}".encode()
+
+
+@lru_cache(maxsize=64)  # the contract's fields
+def _name(field: str) -> str:
+    return _CANONICAL.encode(field)
+
+
+def _said(value: Any) -> str:
+    if type(value) is list:
+        return f"[{','.join(map(_said, value))}]"
+    return str(value) if type(value) is int else _CANONICAL.encode(value)
 
 
 def event_key(

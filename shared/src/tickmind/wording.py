@@ -28,9 +28,9 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One parsed wording: alternating literals and gaps."""
+    """One wording that was looked at: plain text with gaps, no more."""
 
-    parts: tuple[tuple[str, str | None], ...]
+    source: str
     gaps: frozenset[str]
 
     @classmethod
@@ -39,23 +39,20 @@ class Template:
         if is_blank(source):
             msg = "a wording must say something"
             raise ValueError(msg)
-        parts: list[tuple[str, str | None]] = []
-        for literal, gap, spec, conversion in Formatter().parse(source):
-            if gap is not None and (gap not in FIELDS or spec or conversion):
+        gaps: set[str] = set()
+        for _, gap, spec, conversion in Formatter().parse(source):
+            if gap is None:
+                continue
+            if gap not in FIELDS or spec or conversion:
                 known = ", ".join(sorted(FIELDS))
                 msg = f"{{{gap}}} in {source!r} is not a gap tickmind can fill; there are {known}"
                 raise ValueError(msg)
-            parts.append((literal, gap))
-        return cls(tuple(parts), frozenset(gap for _, gap in parts if gap is not None))
+            gaps.add(gap)
+        return cls(source, frozenset(gaps))
 
     def fill(self, values: Mapping[str, str]) -> str:
         """The words. `values` has every gap; what fills a gap is never interpreted."""
-        out = []
-        for literal, gap in self.parts:
-            out.append(literal)
-            if gap is not None:
-                out.append(values[gap])
-        return "".join(out)
+        return self.source.format_map(values)
 
 
 def word(templates: Sequence[Template], values: Mapping[str, str]) -> str | None:

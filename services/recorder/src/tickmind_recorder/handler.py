@@ -17,7 +17,7 @@ from tickmind.grading import Graded, grade
 from tickmind.messages import MAX_NAME_CHARS
 from tickmind.policy import Policy
 from tickmind.store import recording
-from tickmind.store.context import with_context
+from tickmind.store.context import contexts
 from tickmind.store.recording import AgentId, Receipt, RejectRow
 from tickmind.topology import MAX_KEY_BYTES, TICK_ENDED_PREFIX
 from tickmind_recorder.metrics import Metrics
@@ -205,8 +205,8 @@ class Handler:
         async with self._database.writing() as session:
             await recording.hold_worlds(session, worlds.values())
             if rows:
-                rows = await with_context(session, rows, agents)
-                stored = await recording.insert_memories(session, rows)
+                answered = await contexts(session, rows, agents)
+                stored = await recording.insert_memories(session, rows, answered)
             await recording.insert_receipts(session, receipts)
             await recording.insert_rejects(session, rejects)
         self._metrics.batches.labels("stored").inc()

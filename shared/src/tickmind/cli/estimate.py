@@ -148,7 +148,7 @@ def _count(
                         events.add(event)
                         new.append(memory)
                 for memory in conversations.answered(new):
-                    told = text_to_embed(memory)
+                    told = text_to_embed(memory, memory.context)
                     if found.add(told):
                         found.sent([prefix + each for each in embedder.inputs_of(told)])
             bar.to(seen_bytes, about=f"{read.ticks} ticks")

@@ -8,18 +8,17 @@ keep what they found without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.conversation import MAX_CONTEXT_TICKS, Said, Utterance
+from tickmind.conversation import MAX_CONTEXT_TICKS
 from tickmind.grading import MAX_CONTEXT_CHARS
 from tickmind.memory import Memory
 from tickmind.store.recording import AgentId
 
-__all__ = ["with_context"]
+__all__ = ["contexts"]
 
 Row = tuple[AgentId, int | None, Memory]
 
@@ -38,31 +37,33 @@ _BEFORE = text("""
 """)
 
 
-async def with_context(
+async def contexts(
     session: AsyncSession, rows: Sequence[Row], ids: Mapping[tuple[int, str], int]
-) -> list[Row]:
-    """The rows of a batch with the context of those that want one and have none by their own
-    message. `ids`: of agents, by (world id, name); they must know all who are present."""
+) -> list[str | None]:
+    """What each memory of a batch answers, as its own message says, else as is found.
+
+    `ids`: of agents, by (world id, name); they must know all who are present.
+    """
+    found = [memory.context for _, _, memory in rows]
     wanting = [
         place
         for place, (_, _, memory) in enumerate(rows)
         if memory.context_use != "none" and memory.context is None
     ]
-    kinds = {rows[place][2].kind for place in wanting}
-    said = Said()
-    for agent, speaker_id, memory in rows:
-        if memory.kind in kinds:
-            said.add(agent.id, memory.kind, Utterance.of(memory, speaker_id))
-    found = {}
+    among = _before(rows, {rows[place][2].kind for place in wanting})
+    asked = []
     for place in wanting:
-        agent, _, memory = rows[place]
-        found[place] = said.before(agent.id, memory.kind, memory.tick)
-    # What was said in the tick just before needs no look-up: nothing can lie in between.
-    asked = [
-        place
-        for place, before in found.items()
-        if before is None or before.tick < rows[place][2].tick - 1
-    ]
+        memory = rows[place][2]
+        before = rows[among[place]][2] if place in among else None
+        # What was said in the tick just before needs no look-up: nothing can lie in between.
+        if before is None or before.tick < memory.tick - 1:
+            asked.append(place)
+        if (
+            before is not None
+            and before.tick >= memory.tick - MAX_CONTEXT_TICKS
+            and (before.speaker is None or before.speaker in memory.present)
+        ):
+            found[place] = before.content[-MAX_CONTEXT_CHARS:]
     if asked:
         parameters = {
             "places": asked,
@@ -72,26 +73,40 @@ async def with_context(
             "chars": MAX_CONTEXT_CHARS,
             "within": MAX_CONTEXT_TICKS,
         }
-        for row in await session.execute(_BEFORE, parameters):
-            stored = Utterance(row.tick, row.event_key, row.speaker_id, row.content)
-            among = found[row.place]
-            found[row.place] = stored if among is None else max(stored, among)
-    contexts = {
-        place: before.content
-        for place, before in found.items()
-        if before is not None and _present(rows[place], before, ids)
-    }
-    return [
-        (agent, speaker_id, replace(memory, context=contexts[place]))
-        if place in contexts
-        else (agent, speaker_id, memory)
-        for place, (agent, speaker_id, memory) in enumerate(rows)
-    ]
+        for stored in await session.execute(_BEFORE, parameters):
+            before = rows[among[stored.place]][2] if stored.place in among else None
+            # What is stored already keeps its words, so it goes before the same event come again.
+            if before is None or (before.tick, before.event_key) <= (stored.tick, stored.event_key):
+                there = _present(rows[stored.place], stored.speaker_id, ids)
+                found[stored.place] = stored.content if there else None
+    return found
 
 
-def _present(row: Row, before: Utterance, ids: Mapping[tuple[int, str], int]) -> bool:
+def _before(rows: Sequence[Row], kinds: Set[str]) -> dict[int, int]:
+    """By the place of each memory of these kinds: the place of the latest of the same agent and
+    kind in an earlier tick."""
+    in_order = sorted(
+        (agent.id, memory.kind, memory.tick, memory.event_key, place)
+        for place, (agent, _, memory) in enumerate(rows)
+        if memory.kind in kinds
+    )
+    found: dict[int, int] = {}
+    whose: tuple[int, str] | None = None
+    now = last = earlier = -1
+    for agent, kind, tick, _, place in in_order:
+        if (agent, kind) != whose:
+            whose, now, earlier = (agent, kind), tick, -1
+        elif tick != now:
+            now, earlier = tick, last
+        if earlier >= 0:
+            found[place] = earlier
+        last = place
+    return found
+
+
+def _present(row: Row, speaker: int | None, ids: Mapping[tuple[int, str], int]) -> bool:
     """Whether who spoke before is there now: else that was another conversation."""
     agent, _, memory = row
-    if before.speaker is None:
-        return True
-    return any(ids.get((agent.world_id, name)) == before.speaker for name in memory.present)
+    return speaker is None or any(
+        ids.get((agent.world_id, name)) == speaker for name in memory.present
+    )

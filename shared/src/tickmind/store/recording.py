@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.conversation import text_to_embed
 from tickmind.decoding import Rejected
-from tickmind.identity import content_hash, reject_key
+from tickmind.identity import KEY_BYTES, content_hash, reject_key
 from tickmind.memory import Memory
 from tickmind.words import array, digests, keys
 
@@ -141,20 +141,28 @@ async def lock_out_world(session: AsyncSession, world: str) -> None:
 
 # One statement: the memory and what waits for its vector stand or fall together. Which spaces
 # want vectors is read by the same statement (see `embedding.ensure_space` for its lock).
+#
+# The driver asks of each value of an array whether it is an array, too, which is half of what a
+# row costs it. So numbers come as PostgreSQL writes an array, and hashes one behind the other.
 _INSERT_MEMORIES = text("""
     WITH new AS (
         INSERT INTO memory (agent_id, tick, speaker_id, importance, is_core, kind, content,
                             context, content_hash, event_key, terms)
-        SELECT agent_id, tick, speaker_id, importance, is_core, kind, content, context,
-               content_hash, event_key, CAST(terms AS bigint[])
+        SELECT agent_id, tick, speaker_id, importance, is_core,
+               (CAST(:kinds AS text[]))[kind], content, context,
+               substr(CAST(:content_hashes AS bytea), place * :key_bytes + 1, :key_bytes),
+               substr(CAST(:event_keys AS bytea), place * :key_bytes + 1, :key_bytes),
+               CAST(terms AS bigint[])
         FROM unnest(
-            CAST(:agent_ids AS bigint[]), CAST(:ticks AS bigint[]),
-            CAST(:speaker_ids AS bigint[]), CAST(:importances AS smallint[]),
-            CAST(:cores AS boolean[]), CAST(:kinds AS text[]), CAST(:contents AS text[]),
-            CAST(:contexts AS text[]), CAST(:content_hashes AS bytea[]),
-            CAST(:event_keys AS bytea[]), CAST(:terms AS text[]))
-            AS r (agent_id, tick, speaker_id, importance, is_core, kind, content, context,
-                  content_hash, event_key, terms)
+            CAST(CAST(:places AS text) AS integer[]),
+            CAST(CAST(:agent_ids AS text) AS bigint[]), CAST(CAST(:ticks AS text) AS bigint[]),
+            CAST(CAST(:speaker_ids AS text) AS bigint[]),
+            CAST(CAST(:importances AS text) AS smallint[]),
+            CAST(CAST(:cores AS text) AS boolean[]),
+            CAST(CAST(:kind_places AS text) AS smallint[]), CAST(:contents AS text[]),
+            CAST(:contexts AS text[]), CAST(:terms AS text[]))
+            AS r (place, agent_id, tick, speaker_id, importance, is_core, kind, content, context,
+                  terms)
         ON CONFLICT (agent_id, event_key) DO NOTHING
         RETURNING id, agent_id, tick, importance, content_hash
     ), pending AS (
@@ -162,8 +170,8 @@ _INSERT_MEMORIES = text("""
                                        content_hash)
         SELECT new.id, a.world_id, new.tick, s.space_id, new.importance, new.content_hash
         FROM new
-        JOIN (SELECT DISTINCT * FROM unnest(CAST(:agent_ids AS bigint[]),
-                                            CAST(:world_ids AS bigint[]))) AS a (id, world_id)
+        JOIN unnest(CAST(CAST(:owners AS text) AS bigint[]),
+                    CAST(CAST(:world_ids AS text) AS bigint[])) AS a (id, world_id)
             ON a.id = new.agent_id
         CROSS JOIN (SELECT DISTINCT space_id FROM index_generation
                     WHERE status IN ('building', 'active')) AS s
@@ -173,32 +181,50 @@ _INSERT_MEMORIES = text("""
 
 
 async def insert_memories(
-    session: AsyncSession, memories: Sequence[tuple[AgentId, int | None, Memory]]
+    session: AsyncSession,
+    memories: Sequence[tuple[AgentId, int | None, Memory]],
+    contexts: Sequence[str | None] | None = None,
 ) -> int:
     """Store memories (agent, speaker's id, memory) with their words and mark them pending; how many
-    were new.
+    were new. `contexts`: what each of them answers; None: as they say themselves.
 
     A memory whose event is stored already changes nothing. Raises IntegrityError (foreign key)
     where an agent was deleted meanwhile.
     """
-    rows = sorted(memories, key=lambda row: (row[0].id, row[2].event_key))
+    if contexts is None:
+        contexts = [memory.context for _, _, memory in memories]
+    rows = sorted(
+        zip(memories, contexts, strict=True), key=lambda row: (row[0][0].id, row[0][2].event_key)
+    )
+    agents = [agent.id for (agent, _, _), _ in rows]
+    told = [memory for (_, _, memory), _ in rows]
+    answered = [context for _, context in rows]
+    owners = {agent.id: agent.world_id for agent, _, _ in memories}
+    kinds = {kind: place for place, kind in enumerate({memory.kind for memory in told}, start=1)}
     result = await session.execute(
         _INSERT_MEMORIES,
         {
-            "agent_ids": [agent.id for agent, _, _ in rows],
-            "world_ids": [agent.world_id for agent, _, _ in rows],
-            "ticks": [memory.tick for _, _, memory in rows],
-            "speaker_ids": [speaker for _, speaker, _ in rows],
-            "importances": [memory.importance for _, _, memory in rows],
-            "cores": [memory.is_core for _, _, memory in rows],
-            "kinds": [memory.kind for _, _, memory in rows],
-            "contents": [memory.content for _, _, memory in rows],
-            "contexts": [memory.context for _, _, memory in rows],
-            "content_hashes": [content_hash(text_to_embed(memory)) for _, _, memory in rows],
-            "event_keys": [memory.event_key for _, _, memory in rows],
+            "places": array(range(len(rows))),
+            "owners": array(owners.keys()),
+            "world_ids": array(owners.values()),
+            "agent_ids": array(agents),
+            "ticks": array(memory.tick for memory in told),
+            "speaker_ids": array(speaker for (_, speaker, _), _ in rows),
+            "importances": array(memory.importance for memory in told),
+            "cores": array(memory.is_core for memory in told),
+            "kinds": list(kinds),
+            "kind_places": array(kinds[memory.kind] for memory in told),
+            "contents": [memory.content for memory in told],
+            "contexts": answered,
+            "content_hashes": b"".join(
+                content_hash(text_to_embed(memory, context))
+                for memory, context in zip(told, answered, strict=True)
+            ),
+            "event_keys": b"".join(memory.event_key for memory in told),
+            "key_bytes": KEY_BYTES,
             "terms": [
-                array(keys(agent.id, digests(memory.content, memory.context)))
-                for agent, _, memory in rows
+                array(keys(agent, digests(memory.content, context)))
+                for agent, memory, context in zip(agents, told, answered, strict=True)
             ],
         },
     )
