@@ -238,7 +238,7 @@ PlanName = Literal["exact", "signatures", "hnsw"]
 
 class Explained(_Contract):
     """How one query was ranked. `rows`: the agent's memories that have a vector; `scored`: how many
-    of them were scored exactly; `ms`: milliseconds by step."""
+    of them were scored exactly, at most; `ms`: milliseconds by step."""
 
     plan: PlanName
     rows: int

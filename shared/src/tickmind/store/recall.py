@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tickmind.driver import Statement, fetch, numbered
 from tickmind.memory import Scored, Weights
 from tickmind.scoring import MAX_HALF_LIVES, WORDS_WEIGHT, counting
+from tickmind.signature import BITS
 from tickmind.store.hnsw import Hnsw
 from tickmind.store.recall_signature import Prefilter, candidates, nearest
 from tickmind.store.spaces import Generation
@@ -84,8 +86,10 @@ _FILTERS = """
           AND (CAST(:kinds AS text[]) IS NULL OR r.kind = ANY(CAST(:kinds AS text[])))
           AND (CAST(:min_importance AS smallint) IS NULL OR r.importance >= :min_importance)
 """
+# Most ask without filters: five conditions less for each row.
+_NO_FILTERS = "true"
 # Which of the agent's rows are ranked: all that the filters let through.
-_FILTERED = f"r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {_FILTERS}"
+_RANKED = "r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {filters}"
 # The best by vectors alone.
 _INDEXED = """
         SELECT scored.*, {score} AS score
@@ -164,7 +168,7 @@ _STATEMENT = """
     JOIN memory m ON m.id = top.memory_id
     ORDER BY q.asked, top.score DESC, top.tick DESC, top.memory_id DESC
 """
-_ALL = f"(SELECT * FROM recall_index r WHERE {_FILTERED})"  # noqa: S608 (a constant)
+_ALL = "(SELECT * FROM recall_index r WHERE {filtered})"
 _ASKED = """CAST(:agent_ids AS bigint[]), CAST(:vectors AS halfvec[]),
                 CAST(:mean_dots AS float8[])"""
 _BLENDED = """
@@ -173,49 +177,61 @@ _BLENDED = """
 """
 
 
-def _statement(score: str, relevance: str | None, *, words: bool, rows: str = _ALL) -> Statement:
-    """`relevance` None: of questions without a vector. `words`: those count, too. `rows`: of the
-    index, which are scored."""
+#: How rows of the index are found that are scored; the first and the last by signatures.
+_Plan = Literal["all", "candidates", "nearest"]
+#: Columns of a question, and what they are of.
+_SIGNATURES: dict[_Plan, dict[str, str]] = {
+    "all": {},
+    "candidates": {"bits": "signatures"},
+    "nearest": {"bits": "signatures", "raw_bits": "raw_signatures"},
+}
+
+
+# Each agent with an HNSW index has a statement of its own, see there.
+@lru_cache(maxsize=256)
+def _statement(
+    score: str,
+    relevance: str | None,
+    *,
+    words: bool,
+    filtering: bool,
+    plan: _Plan = "all",
+    hnsw: Hnsw | None = None,
+    most: int = 0,
+) -> Statement:
+    """`relevance` None: of questions without a vector. `words`: those count, too. `filtering`:
+    there are filters. `most`: rows that are taken from the index `hnsw`."""
+    filters = _FILTERS if filtering else _NO_FILTERS
     parts = {
         "score": score,
         "relevance": relevance,
         "recency": _RECENCY,
-        "filters": _FILTERS,
-        "candidates": _CANDIDATES.format(filters=_FILTERS),
+        "filters": filters,
+        "candidates": _CANDIDATES.format(filters=filters),
         "words_weight": WORDS_WEIGHT,
-        "rows": rows,
     }
     if relevance is None:
         asked, columns = "CAST(:agent_ids AS bigint[])", "agent_id"
         top = _BEST.format(found=_WITHOUT_VECTOR.format(**parts))
     else:
         asked, columns = _ASKED, "agent_id, vector, mean_dot"
-        top = _INDEXED.format(**parts)
+        for column, parameter in _SIGNATURES[plan].items():
+            asked += f", CAST(:{parameter} AS bit({BITS})[])"
+            columns += f", {column}"
+        filtered = _RANKED.format(filters=filters)
+        if plan == "candidates":
+            rows = candidates(filtered, relevance, _RECENCY, hnsw=hnsw, nearest=most)
+        elif plan == "nearest":
+            rows = nearest(filtered, relevance)
+        else:
+            rows = _ALL.format(filtered=filtered)
+        top = _INDEXED.format(**parts, rows=rows)
         if words:
             found = f"({top}) UNION ALL ({_BESIDE.format(**parts)})"
             top = _BEST.format(found=found)
     return numbered(
         (_HITS if words else "") + _STATEMENT.format(asked=asked, columns=columns, top=top)
     )
-
-
-_BY_RELEVANCE = _statement("scored.relevance", _RAW, words=False)
-_BY_RELEVANCE_OF_NEAREST = _statement(
-    "scored.relevance", _RAW, words=False, rows=nearest(_FILTERED, _RAW)
-)
-_BY_BLEND_RAW = _statement(_BLENDED, _RAW, words=True)
-_BY_BLEND_CENTRED = _statement(_BLENDED, _CENTRED, words=True)
-_BY_BLEND_OF_CANDIDATES = _statement(
-    _BLENDED, _CENTRED, words=True, rows=candidates(_FILTERED, _CENTRED, _RECENCY)
-)
-_BY_WORDS = _statement(_BLENDED, None, words=True)
-
-
-# Each agent with an HNSW index has a statement of its own, see there.
-@lru_cache(maxsize=256)
-def _by_blend_of_nearest(hnsw: Hnsw, most: int) -> Statement:
-    rows = candidates(_FILTERED, _CENTRED, _RECENCY, hnsw=hnsw, nearest=most)
-    return _statement(_BLENDED, _CENTRED, words=True, rows=rows)
 
 
 async def rank(
@@ -260,30 +276,38 @@ async def rank(
             "hit_ids": [id_ for q in questions for id_ in q.words],
             "hit_words": [words for q in questions for words in q.words.values()],
         }
+    filtering = filters != Filters()
     if generation is None or any(question.vector is None for question in questions):
         if weights is None:
             return [[] for _ in questions]
-        statement = _BY_WORDS
+        statement = _statement(_BLENDED, None, words=True, filtering=filtering)
     else:
         mean = None
         if weights is not None and generation.mean is not None:
             mean = _halved(generation.mean)
         parameters |= _vectors(questions, mean)
         parameters |= {"space_id": generation.space_id, "generation_id": generation.id}
-        statement = _BY_RELEVANCE
-        if weights is not None:
-            statement = _BY_BLEND_RAW if mean is None else _BY_BLEND_CENTRED
         vectors = [question.vector for question in questions if question.vector is not None]
+        plan: _Plan = "all"
+        hnsw = None
         if weights is None and prefilter is not None:
-            statement = _BY_RELEVANCE_OF_NEAREST
+            plan = "nearest"
             parameters |= prefilter.raw_parameters(vectors)
         if weights is not None and mean is not None and prefilter is not None:
-            statement = _BY_BLEND_OF_CANDIDATES
+            plan = "candidates"
             parameters |= prefilter.parameters(
                 vectors, weights, tick=tick, half_life_ticks=half_life_ticks
             )
-            if prefilter.hnsw is not None and "hnsw_bits" in parameters:
-                statement = _by_blend_of_nearest(prefilter.hnsw, prefilter.nearest)
+            hnsw = prefilter.hnsw if "hnsw_bits" in parameters else None
+        statement = _statement(
+            "scored.relevance" if weights is None else _BLENDED,
+            _RAW if mean is None else _CENTRED,
+            words=weights is not None,
+            filtering=filtering,
+            plan=plan,
+            hnsw=hnsw,
+            most=prefilter.nearest if hnsw is not None and prefilter is not None else 0,
+        )
     found: list[list[Scored]] = [[] for _ in questions]
     for row in await fetch(session, statement, parameters):
         place, id_, at, kind, content, importance, is_core, relevance, recency, score = row

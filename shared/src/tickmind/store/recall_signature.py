@@ -2,8 +2,9 @@
 
 Every row that the filters let through gets an approximate score from the covering index alone: its
 own recency and importance, and the cosine that its signature's bits stand for. Only the best
-candidates' vectors are read. (The best by cosine alone would not do: on 10,000 memories
-the best 200 by cosine held .14 of the 10 best by score.)
+candidates' vectors are read, of those that the signatures' error may have kept from the best k.
+What is too far behind the best of the newest rows is neither scored nor sorted. (The best by cosine
+alone would not do: on 10,000 memories the best 200 by cosine held .14 of the 10 best by score.)
 
 By raw cosine alone (`nearest`), the approximate score is what its bits differ by from the
 question's signature and from that of the question not centred, together (`Signer.sign_question`).
@@ -38,6 +39,16 @@ CANDIDATES = 200
 PAYS_FROM = 1000
 #: By the raw cosine so many times as many are scored exactly, for the measurement above.
 RAW_FACTOR = 2
+#: What a cosine told by bits may be off by: so many standard deviations of independent bits, which
+#: is sqrt(differing * (bits - differing)) times the cosine's slope. Measured: .77 of that is one.
+_DEVIATIONS = 2.5
+_MARGIN = _DEVIATIONS * math.pi / BITS**1.5
+#: By the raw cosine, bits by which one that differs more than the k-th nearest may be nearer.
+_RAW_MARGIN = 100
+#: So many are scored exactly in any case, where there are more.
+_LEAST = "greatest(50, 2 * :k)"
+#: Of so many of the newest the best are looked at first.
+_SAMPLE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,23 +97,52 @@ class Prefilter:
         }
 
 
-# Once a question, not once a row: hence OFFSET 0. A row whose text is not signed, or has no
-# direction, is scored exactly, so that nothing hangs on signatures being complete.
+# Of the best candidates those that may be among the best :k, for what a signature's cosine may be
+# off by. A text that is not signed is placed exactly, but among others that are not: it gets the
+# widest margin. 1e-9: sums that are made up in another order.
 _CANDIDATES = """
-    (SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash
-     FROM (SELECT (CAST(:signatures AS bit({bits})[]))[CAST(q.asked AS integer)] AS bits
-           OFFSET 0) AS s
-     CROSS JOIN {rows} r
-     WHERE {filtered}
-     ORDER BY :w_relevance * CASE
-                  WHEN s.bits IS NULL THEN -1
-                  WHEN r.signature IS NULL THEN (
-                      SELECT {relevance} FROM embedding e
-                      WHERE e.space_id = :space_id AND e.content_hash = r.content_hash)
-                  ELSE cos((r.signature <~> s.bits) * {angle}) END
-              + :w_recency * {recency} + :w_importance * (r.importance / 10::float8) DESC,
-              r.tick DESC, r.memory_id DESC
-     LIMIT :candidates)
+    (WITH near AS MATERIALIZED (
+         SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash,
+                coalesce(r.signature <~> q.bits, {half}) AS differing, {score} AS score
+         FROM {rows} r
+         WHERE {filtered} {bounded}
+         ORDER BY score DESC, r.tick DESC, r.memory_id DESC
+         LIMIT :candidates)
+     SELECT memory_id, tick, kind, importance, is_core, content_hash FROM near
+     WHERE score >= coalesce(
+               (SELECT score FROM near ORDER BY score DESC OFFSET {least} - 1 LIMIT 1), '-infinity')
+        OR score + 1e-9 + :w_relevance * {margin} * sin(differing * {angle})
+                          * sqrt(differing * ({bits} - differing))
+           >= coalesce((SELECT score FROM near ORDER BY score DESC OFFSET :k - 1 LIMIT 1),
+                       '-infinity'))
+"""
+# A row whose text is not signed, or has no direction, is scored exactly, so that nothing hangs on
+# signatures being complete.
+_SCORE = """
+    CAST(:w_relevance AS float8) * CASE
+        WHEN q.bits IS NULL THEN -1
+        WHEN r.signature IS NULL THEN (
+            SELECT {relevance} FROM embedding e
+            WHERE e.space_id = :space_id AND e.content_hash = r.content_hash)
+        ELSE cos((r.signature <~> q.bits) * {angle}) END
+    + :w_recency * {recency} + :w_importance * (r.importance / 10::float8)
+"""
+# What cannot be among them, told by one operator: most rows are neither scored nor sorted then. The
+# best of the newest are no better than the best of all; recency and importance are at most 1.
+# Asked once a question (an InitPlan: it names nothing of the row).
+_BOUNDED = """
+    AND coalesce(r.signature <~> q.bits, 0) <= (
+        WITH newest AS MATERIALIZED (
+            SELECT {score} AS score FROM (
+                SELECT * FROM recall_index r WHERE {filtered} ORDER BY r.tick DESC LIMIT {newest}
+            ) AS r)
+        SELECT coalesce(max(1 + acos(least(1, greatest(-1,
+                   (least(best.kth - :w_relevance * {margin} * {half}, best.least) - 1e-9
+                    - :w_recency - :w_importance) / nullif(:w_relevance, 0)))) / {angle}), {bits})
+        FROM (SELECT (SELECT score FROM newest ORDER BY score DESC OFFSET :k - 1 LIMIT 1) AS kth,
+                     (SELECT score FROM newest ORDER BY score DESC OFFSET {least} - 1 LIMIT 1)
+                         AS least) AS best
+        WHERE best.kth IS NOT NULL AND best.least IS NOT NULL)
 """
 
 
@@ -119,41 +159,69 @@ def candidates(
 ) -> str:
     """The rows of recall_index, as a subquery, that are worth to be scored exactly. Rows found
     otherwise (by words, say) are to be united with them."""
-    rows = "recall_index"
-    if hnsw is not None:
+    numbers = {
+        "bits": BITS,
+        "half": BITS // 2,
+        "angle": math.pi / BITS,
+        "margin": _MARGIN,
+        "least": _LEAST,
+    }
+    score = _SCORE.format(relevance=relevance, recency=recency, **numbers)
+    if hnsw is None:
+        rows = "recall_index"
+        bounded = _BOUNDED.format(score=score, filtered=filtered, newest=_SAMPLE, **numbers)
+    else:
         found = older(hnsw, nearest)
         rows = _NEWER_AND_NEAREST.format(filtered=filtered, before=hnsw.before, older=found)
-        filtered = "true"
-    return _CANDIDATES.format(
-        bits=BITS,
-        angle=math.pi / BITS,
-        rows=rows,
-        filtered=filtered,
-        relevance=relevance,
-        recency=recency,
-    )
+        filtered, bounded = "true", ""
+    return _CANDIDATES.format(score=score, rows=rows, filtered=filtered, bounded=bounded, **numbers)
 
 
-# A row without a signature (there is hardly one) is placed by its exact cosine, early at any rate.
+# A row without a signature (there is hardly one) is placed by its exact cosine, early at any rate;
+# so it is none to measure others by.
 _NEAREST = """
-    (SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash
-     FROM (SELECT (CAST(:signatures AS bit({bits})[]))[CAST(q.asked AS integer)] AS bits,
-                  (CAST(:raw_signatures AS bit({bits})[]))[CAST(q.asked AS integer)] AS raw_bits
-           OFFSET 0) AS s
-     CROSS JOIN recall_index r
-     WHERE {filtered}
-     ORDER BY coalesce((r.signature <~> s.bits) + (r.signature <~> s.raw_bits),
-                       {bits} * (1 - (SELECT {relevance} FROM embedding e
-                                      WHERE e.space_id = :space_id
-                                        AND e.content_hash = r.content_hash))),
-              r.tick DESC, r.memory_id DESC
-     LIMIT :candidates)
+    (WITH near AS MATERIALIZED (
+         SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core, r.content_hash,
+                r.signature IS NOT NULL AS signed, {differing} AS differing
+         FROM recall_index r
+         WHERE {filtered} AND {differing} <= (
+             WITH newest AS MATERIALIZED (
+                 SELECT {differing} AS differing FROM (
+                     SELECT * FROM recall_index r WHERE {filtered}
+                     ORDER BY r.tick DESC LIMIT {newest}
+                 ) AS r WHERE r.signature IS NOT NULL)
+             SELECT greatest(
+                 {margin} + (SELECT differing FROM newest ORDER BY differing OFFSET :k - 1 LIMIT 1),
+                 coalesce((
+                     SELECT differing FROM newest ORDER BY differing OFFSET {least} - 1 LIMIT 1),
+                     'infinity')))
+         ORDER BY differing, r.tick DESC, r.memory_id DESC
+         LIMIT :candidates)
+     SELECT memory_id, tick, kind, importance, is_core, content_hash FROM near
+     WHERE differing <= greatest(
+         {margin} + (
+             SELECT differing FROM near WHERE signed ORDER BY differing OFFSET :k - 1 LIMIT 1),
+         coalesce((
+             SELECT differing FROM near WHERE signed ORDER BY differing OFFSET {least} - 1 LIMIT 1),
+             'infinity')))
+"""
+_DIFFERING = """
+    coalesce((r.signature <~> q.bits) + (r.signature <~> q.raw_bits),
+             {bits} * (1 - (SELECT {relevance} FROM embedding e
+                            WHERE e.space_id = :space_id AND e.content_hash = r.content_hash)))
 """
 
 
 def nearest(filtered: str, relevance: str) -> str:
     """The same for ranking by the raw cosine alone."""
-    return _NEAREST.format(bits=BITS, filtered=filtered, relevance=relevance)
+    return _NEAREST.format(
+        differing=_DIFFERING.format(bits=BITS, relevance=relevance),
+        filtered=filtered,
+        bits=BITS,
+        margin=_RAW_MARGIN,
+        least=_LEAST,
+        newest=_SAMPLE,
+    )
 
 
 # Bounded: of a large agent only that it is large is asked.
