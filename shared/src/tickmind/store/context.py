@@ -38,6 +38,14 @@ _BEFORE = text("""
 """)
 
 
+# Who stores a message of a tick leaves its receipt in the same transaction.
+_CAME = text("""
+    SELECT r.world_id, r.tick FROM tick_receipt r
+    JOIN unnest(CAST(:world_ids AS bigint[]), CAST(:ticks AS bigint[])) AS w (world_id, tick)
+        ON r.world_id = w.world_id AND r.tick = w.tick
+""")
+
+
 async def with_context(
     session: AsyncSession, rows: Sequence[Row], ids: Mapping[tuple[int, str], int]
 ) -> list[Row]:
@@ -57,12 +65,15 @@ async def with_context(
     for place in wanting:
         agent, _, memory = rows[place]
         found[place] = said.before(agent.id, memory.kind, memory.tick)
-    # What was said in the tick just before needs no look-up: nothing can lie in between.
-    asked = [
-        place
+    # What was said in the tick just before needs no look-up: nothing can lie in between, unless
+    # some of that tick was stored before.
+    near = {
+        place: (rows[place][0].world_id, before.tick)
         for place, before in found.items()
-        if before is None or before.tick < rows[place][2].tick - 1
-    ]
+        if before is not None and before.tick == rows[place][2].tick - 1
+    }
+    came = await _came(session, set(near.values()))
+    asked = [place for place in found if place not in near or near[place] in came]
     if asked:
         parameters = {
             "places": asked,
@@ -87,6 +98,18 @@ async def with_context(
         else (agent, speaker_id, memory)
         for place, (agent, speaker_id, memory) in enumerate(rows)
     ]
+
+
+async def _came(session: AsyncSession, ticks: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of these ticks (world id, tick) of which a message is stored."""
+    if not ticks:
+        return set()
+    parameters = {
+        "world_ids": [world_id for world_id, _ in ticks],
+        "ticks": [tick for _, tick in ticks],
+    }
+    rows = await session.execute(_CAME, parameters)
+    return {(row.world_id, row.tick) for row in rows}
 
 
 def _present(row: Row, before: Utterance, ids: Mapping[tuple[int, str], int]) -> bool:
