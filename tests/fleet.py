@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from tests.remembering import audited, counted
+from tests.remembering import audited, counted, made
 from tests.running import SOUND, eventually
 from tickmind.budget import Budget
 from tickmind.database import Database
@@ -97,6 +97,7 @@ def _replica(settings: EmbedderSettings) -> Replica:
 async def fleet(settings: EmbedderSettings, *, replicas: int = 1) -> AsyncIterator[list[Replica]]:
     """Run so many embedders until the block ends; what one of them raises ends it."""
     running = [_replica(settings) for _ in range(replicas)]
+    await made(running[0].database, settings)
     for replica in running:
         replica.task = asyncio.create_task(replica.worker.run(replica.stop))
     try:
