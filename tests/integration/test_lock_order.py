@@ -403,6 +403,8 @@ async def test_two_delete_the_rows_of_one_generation(database: Database) -> None
         )
 
     await crossed(database, middle, some("enable_hashjoin = off"), some("enable_nestloop = off"))
+    async with database.writing() as session:  # with what was another's at that moment
+        await dropping.delete_generation(session, generation.id)
     assert await counted(database, "recall_index") == 0
 
 

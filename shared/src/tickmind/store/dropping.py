@@ -129,7 +129,8 @@ async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> l
 
 
 # By their key, not by where they lie: a search that began at the first row each time would pass all
-# that were deleted before. What another is deleting is left to it.
+# that were deleted before. Rows that another is deleting are left to it; signatures are deleted by
+# one at a time, who holds the lease (and embedders may not lock them).
 _ROWS = text("""
     WITH chunk AS (
         SELECT memory_id FROM recall_index
@@ -145,7 +146,6 @@ _SIGNATURES = text("""
     WITH chunk AS (
         SELECT content_hash FROM signature
         WHERE generation_id = :id AND content_hash > :after ORDER BY content_hash LIMIT :most
-        FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM signature s USING chunk
         WHERE s.generation_id = :id AND s.content_hash = chunk.content_hash
