@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from tests.remembering import audited, counted
+from tests.remembering import audited, counted, made
 from tests.running import SOUND, eventually
 from tickmind.budget import GUARD_S, Budget, Reserved
 from tickmind.database import Database
@@ -149,6 +149,7 @@ async def fleet(
     """Run so many embedders until the block ends; what one of them raises ends it. `guard_s`: how
     long a call may be under way to the provider, as their budgets reckon."""
     running = [_replica(settings, guard_s) for _ in range(replicas)]
+    await made(running[0].database, settings)
     for replica in running:
         replica.task = asyncio.create_task(replica.worker.run(replica.stop))
     try:

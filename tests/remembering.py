@@ -17,6 +17,7 @@ from tickmind.database import Database
 from tickmind.embedding import Embedder
 from tickmind.identity import content_hash
 from tickmind.memory import Memory
+from tickmind.serving import space_of
 from tickmind.settings import DatabaseSettings
 from tickmind.signature import Signer, new_basis
 from tickmind.store import building
@@ -46,6 +47,7 @@ __all__ = [
     "insert",
     "known",
     "leases_run_out",
+    "made",
     "remember",
     "signed",
 ]
@@ -149,11 +151,18 @@ def embedder_settings(
     return EmbedderSettings(**(given | options))
 
 
+async def made(database: Database, settings: EmbedderSettings) -> Generation:
+    """The active generation, as an embedder makes it in a database that has none."""
+    async with database.writing() as session:
+        return await ensure_space(session, space_of(settings))
+
+
 @asynccontextmanager
 async def handling(
     database: Database, settings: EmbedderSettings, *, registry: CollectorRegistry | None = None
 ) -> AsyncIterator[Handler]:
-    """A handler to be driven by hand."""
+    """A handler to be driven by hand, of a space that is made where there is none."""
+    await made(database, settings)
     async with Embedder(settings) as embedder:
         yield Handler(
             database,

@@ -13,6 +13,7 @@ from tests.parking import park_all
 from tests.running import SOUND, eventually, running, settings_for, settled
 from tickmind.connecting import connect, declare
 from tickmind.database import Database
+from tickmind.messages import MAX_BODY_BYTES
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind.store.inspection import RejectedInput, rejects, world_statuses
 from tickmind.topology import RECORDER_QUEUE
@@ -160,6 +161,24 @@ async def test_rejects_retried_and_refused_again_are_not_lost(
         after = await _rejected(database, 30)
     assert {row.body for row in after} == {body for body, _ in bodies}
     assert {row.routing_key for row in after} == {"tick.ended.v1.unknown"}
+
+
+async def test_a_reject_that_is_kept_in_part_stays(
+    cli: Cli,
+    database: Database,
+    broker_settings: BrokerSettings,
+    recorder_settings: RecorderSettings,
+) -> None:
+    """What was cut off cannot be published again."""
+    bodies = [(b"not json", "tick.ended.v1.w"), (b"x" * (MAX_BODY_BYTES + 1), "tick.ended.v1.w")]
+    async with running(create_recorder(recorder_settings)):
+        await _publish(broker_settings, *bodies)
+        await _rejected(database, 2)
+    done = await cli("rejects", "retry", "--all")
+    assert (done.code, done.out.split(";")[0]) == (0, "1 published again")
+    assert "stays: the body has 1048577 bytes" in done.err
+    (left,) = await _rejected(database, 1)
+    assert left.reason == "too_large"
 
 
 async def test_a_reject_stays_where_the_broker_is_away(

@@ -104,6 +104,31 @@ async def test_a_talk_keeps_what_it_answers_however_ticks_fall_into_batches(
     assert kept == _EXPECTED
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+async def test_a_tick_in_two_messages_is_answered_the_same_in_any_batch_and_order(
+    database: Database, swapped: bool
+) -> None:
+    """Of two things heard in one tick, the same is answered in the next, wherever each was when it
+    was looked for: in the same batch, or stored."""
+    handler = _recorder(database)
+    found = set()
+    for cuts in ([3], [1, 2], [2, 1], [1, 1, 1]):
+        heard = [
+            tick_body(_talk(who, f"said by {who}", "erin"), tick=4, world="w") for who in ("a", "b")
+        ]
+        bodies = heard[::-1] if swapped else heard
+        bodies.append(tick_body(_talk("erin", "so?", "a", "b"), tick=5, world="w"))
+        async with database.writing() as session:
+            await session.execute(text("DELETE FROM world"))
+        first = 0
+        for cut in cuts:
+            await _store(handler, *bodies[first : first + cut])
+            first += cut
+        found.add((await _kept(database))["erin", 5, "I said: so?"])
+    assert len(found) == 1
+    assert found != {None}
+
+
 async def test_order_within_a_batch_changes_nothing(database: Database) -> None:
     handler = _recorder(database)
     await _store(handler, *reversed(_conversation()))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
+from tests.interleaving import waiting_for_locks
 from tests.remembering import (
     audited,
     counted,
@@ -17,6 +18,7 @@ from tests.remembering import (
     handling,
     insert,
     leases_run_out,
+    made,
     remember,
 )
 from tests.running import SOUND, eventually
@@ -63,6 +65,7 @@ async def test_memories_of_before_the_first_embedder_become_pending(
     await remember(database, ["a", "b"])
     assert await counted(database, "pending_embedding") == 0
 
+    # Makes the space.
     async with handling(database, embedder_settings(database_settings)) as handler:
         await drained(handler)
 
@@ -73,39 +76,36 @@ async def test_memories_of_before_the_first_embedder_become_pending(
 async def test_no_memory_falls_between_writers_and_the_making_of_the_space(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
-    settings = embedder_settings(database_settings)
-    async with handling(database, settings) as handler:
-        begun = asyncio.Event()
+    begun = asyncio.Event()
 
-        async def write(number: int) -> None:
-            for turn in range(40):
-                await remember(database, [f"{number} {turn} {i}" for i in range(5)], tick=turn)
-                if number == 0 and turn == 10:
-                    begun.set()
+    async def write(number: int) -> None:
+        for turn in range(40):
+            await remember(database, [f"{number} {turn} {i}" for i in range(5)], tick=turn)
+            if number == 0 and turn == 10:
+                begun.set()
 
-        async def make() -> None:
-            await begun.wait()
-            await handler.generation()
+    async def make() -> None:
+        await begun.wait()
+        await made(database, embedder_settings(database_settings))
 
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(3):
-                tasks.create_task(write(number))
-            tasks.create_task(make())
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(write(number))
+        tasks.create_task(make())
 
-        assert await audited(database) == SOUND
-        assert await counted(database, "pending_embedding") == 600
+    assert await audited(database) == SOUND
+    assert await counted(database, "pending_embedding") == 600
 
 
 async def test_writer_under_way_holds_back_the_making_of_the_space(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
     """Its memory was stored for no space: the backfill must wait until it can be seen."""
-    async with handling(database, embedder_settings(database_settings)) as handler:
-        async with database.writing() as session:
-            await insert(session, ["told before there was a space"])
-            making = asyncio.create_task(handler.generation())
-            await _waits_for_lock(database)
-        await making
+    async with database.writing() as session:
+        await insert(session, ["told before there was a space"])
+        making = asyncio.create_task(made(database, embedder_settings(database_settings)))
+        await waiting_for_locks(database, 1)
+    await making
 
     assert await counted(database, "pending_embedding") == 1
     assert await audited(database) == SOUND
@@ -115,8 +115,7 @@ async def test_two_embedders_make_one_space(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
     settings = embedder_settings(database_settings)
-    async with handling(database, settings) as one, handling(database, settings) as other:
-        first, second = await asyncio.gather(one.generation(), other.generation())
+    first, second = await asyncio.gather(made(database, settings), made(database, settings))
 
     assert first.id == second.id
     assert await counted(database, "index_generation") == 1
@@ -184,7 +183,7 @@ async def test_memory_committed_while_the_vector_is_stored_is_linked_without_a_s
                 )
             )
             embedding = asyncio.create_task(handler.embed(jobs))
-            await _waits_for_lock(database)  # the storing statement, which has begun to look
+            await waiting_for_locks(database, 1)  # the storing statement, which has begun to look
             await remember(database, ["rain"], agent="bob", tick=2)
             await handler.sweep(full=True)
         await embedding
@@ -208,7 +207,7 @@ async def test_job_made_again_by_a_late_sweep_is_not_sent_again(
             vector = np.ones(64, dtype=np.float32)
             await store.store_vectors(session, generation.space_id, {content_hash("rain"): vector})
             late = asyncio.create_task(handler.sweep(full=True))
-            await _waits_for_lock(database)
+            await waiting_for_locks(database, 1)
         await late
         await remember(database, ["rain"], agent="bob")
         assert await counted(database, "embedding_job") == 1  # else the test shows nothing
@@ -499,15 +498,3 @@ async def test_embedding_fails_while_paused_and_keeps_no_lease(
             await handler.embed(jobs)
     assert await counted(database, "embedding_job WHERE lease_token IS NOT NULL") == 0
     assert await counted(database, "embedding_job WHERE attempts > 0") == 0
-
-
-async def _waits_for_lock(database: Database) -> None:
-    """Return once some session of this database waits for another."""
-    await eventually(
-        lambda: counted(
-            database,
-            "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-        ),
-        lambda waiting: waiting > 0,
-        what="sessions waiting for a lock",
-    )

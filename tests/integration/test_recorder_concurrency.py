@@ -6,6 +6,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from tests.interleaving import deadlocks
 from tests.recording import count, left_in, recorder, remembered, tick_body, wire
 from tests.running import eventually, metric, running
 from tickmind.database import Database
@@ -54,7 +55,7 @@ async def test_two_writers_of_the_same_keys_in_opposite_order_never_deadlock(
 
     assert await count(databases[0], "memory") == _ROUNDS * (_KEYS - 10)
     assert await count(databases[0], "reject") == 10
-    assert await _deadlocks(databases[0]) == 0
+    assert await deadlocks(databases[0]) == 0
     for database in databases:
         await database.dispose()
 
@@ -87,7 +88,7 @@ async def test_the_same_event_at_two_recorders_at_once_is_one_memory(
     assert await left_in(broker_settings, RECORDER_QUEUE, DEAD_LETTER_QUEUE) == [0, 0]
 
 
-async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobody_deadlocks(
+async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobodydeadlocks(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
     """Batches of new ticks and of old ones again, worlds and agents deleted one after another: a
@@ -130,13 +131,4 @@ async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobod
     await store(handlers[0], 5000)
 
     assert {row.tick for row in await remembered(database)} >= set(range(5000, 5020))
-    assert await _deadlocks(database) == 0
-
-
-async def _deadlocks(database: Database) -> int:
-    async with database.reading() as session:
-        connection = await session.connection()
-        found = await connection.exec_driver_sql(
-            "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
-        )
-        return int(found.scalar_one())
+    assert await deadlocks(database) == 0

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import text
 
+from tests.interleaving import waiting_for_locks
 from tests.remembering import (
     audited,
     counted,
@@ -22,7 +23,7 @@ from tests.remembering import (
     known,
     remember,
 )
-from tests.running import SOUND, eventually
+from tests.running import SOUND
 from tickmind.database import Database
 from tickmind.identity import content_hash
 from tickmind.reindexing import Reindexing, Taken, Told
@@ -302,14 +303,7 @@ async def test_link_under_way_holds_back_the_beginning(database: Database) -> No
         swept = await sweep(linking, 1, after=0, most=100)
         assert swept.linked == 1
         beginning = asyncio.create_task(Reindexing(database.writing).build())
-        await eventually(
-            lambda: counted(
-                database,
-                "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-            ),
-            lambda waiting: waiting > 0,
-            what="the beginning to wait",
-        )
+        await waiting_for_locks(database, 1)
     await beginning
     await _whole(database)
 

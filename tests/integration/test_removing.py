@@ -13,6 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tests.interleaving import waiting_for_locks
 from tests.remembering import (
     audited,
     counted,
@@ -23,7 +24,7 @@ from tests.remembering import (
     known,
     remember,
 )
-from tests.running import SOUND, eventually
+from tests.running import SOUND
 from tickmind.database import Database
 from tickmind.removing import Writing, collect, collect_some, delete
 from tickmind.settings import DatabaseSettings
@@ -206,14 +207,7 @@ async def test_memory_whose_recorder_was_under_way_keeps_its_vector(database: Da
     async with database.writing() as recording:
         await insert(recording, _TEXTS[:1], world="kept")
         collecting = asyncio.create_task(collect(database.writing))
-        await eventually(
-            lambda: counted(
-                database,
-                "pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
-            ),
-            lambda waiting: waiting > 0,
-            what="the collector waiting for the recorder",
-        )
+        await waiting_for_locks(database, 1)
     assert await collecting == 59
     await known(database, {}, _SPACE)
     async with database.reading() as session:

@@ -21,8 +21,9 @@ _EXECUTING = frozenset(
 )
 #: Where statements are made of names that no parameter can stand for, and why none is input.
 _MADE_OF_NAMES = {
-    # Seconds that are constants of the module.
+    # Seconds that are constants of the package.
     ("migrations/src/tickmind_migrations/__init__.py", "_upgrade"),
+    ("migrations/src/tickmind_migrations/timeouts.py", "concurrently"),
     # Roles and tables of RIGHTS; schemas as the server itself quotes them.
     ("migrations/src/tickmind_migrations/rights.py", "grant"),
     # Databases of the local stack, named by it, quoted.

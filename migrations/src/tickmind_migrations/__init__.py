@@ -16,23 +16,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tickmind.database import Database, pgvector_version, server_version
 from tickmind.errors import ConfigurationError
-from tickmind.schema import SCHEMA_VERSION
+from tickmind.schema import SCHEMA_LOCK, SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings
 from tickmind.store.lexical import backfill
 from tickmind_migrations.rights import grant
+from tickmind_migrations.timeouts import LOCK_TIMEOUT_S, STATEMENT_TIMEOUT_S
 
 __all__ = ["config", "upgrade"]
-
-#: Key of the session advisory lock: "tickmind" as big-endian bytes, so that it is nobody else's.
-LOCK_KEY = int.from_bytes(b"tickmind", "big")
 
 #: Older ones work and are warned about.
 ADVISED_PGVECTOR = (0, 8, 4)
 
-#: A migration that cannot get its locks gives up instead of queueing every service behind it.
-LOCK_TIMEOUT_S = 10
-#: Longest single statement; index builds on large tables are made CONCURRENTLY and exempt.
-STATEMENT_TIMEOUT_S = 600
 #: Longest wait for another migrator, and between two looks at it.
 WAIT_S = 300.0
 #: Older memories given their words at once: half a second.
@@ -100,10 +94,14 @@ async def _lock(connection: AsyncConnection) -> None:
     """Wait for our turn among migrators, outside any transaction: one that waits inside holds a
     snapshot, and CREATE INDEX CONCURRENTLY in the migration of another would wait for it."""
     until = time.monotonic() + WAIT_S
-    while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}):
+    key = {"key": SCHEMA_LOCK}
+    while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), key):
         await connection.rollback()
         if time.monotonic() > until:
-            msg = f"another migration has held the lock for {WAIT_S:g} s: see what it waits for"
+            msg = (
+                "another migration, or an HNSW index that is being built, has held the lock for"
+                f" {WAIT_S:g} s: see what it waits for, then migrate again"
+            )
             raise ConfigurationError(msg)
         await asyncio.sleep(LOOK_AGAIN_S)
     await connection.commit()

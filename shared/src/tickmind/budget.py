@@ -209,14 +209,12 @@ class Budget:
         await self._pay()
 
     async def _pay(self) -> None:
-        """Tell the database what is owed to it, if it can be told."""
-        owed = list(self._owed)
-        if not owed:
-            return
-        self._owed.clear()
-        try:
-            async with writing(self._database) as session:
-                for one in owed:
+        """Tell the database what is owed to it, if it can be told; each by itself, since two who
+        come to the sums of several times in another order would wait for each other."""
+        while self._owed:
+            one = self._owed.popleft()
+            try:
+                async with writing(self._database) as session:
                     await store.settle(
                         session,
                         one.reservation,
@@ -225,8 +223,9 @@ class Budget:
                         free_texts=0 if one.billed else one.texts,
                         free_tokens=0 if one.billed else one.tokens,
                     )
-        except DatabaseUnavailable:
-            self._owed.extendleft(reversed(owed))
+            except DatabaseUnavailable:
+                self._owed.appendleft(one)
+                return
 
     async def give_back(self, reserved: Reserved) -> None:
         """The call was not made."""

@@ -64,6 +64,10 @@ _SSL_MODES = get_args(SslMode)
 #: was just opened learns its types.
 _DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
+#: A process that is frozen, or gone without a word, holds its locks no longer than this. Ours wait
+#: for nothing within a transaction but PostgreSQL, and half a second for arithmetic.
+IDLE_S = 60.0
+
 #: A server that is there closes a connection within milliseconds.
 _GOODBYE_S = 2.0
 
@@ -90,9 +94,10 @@ async def ended_within(most_s: float, database: Database) -> AsyncIterator[None]
 # SQLSTATE classes and codes that another try may cure (PostgreSQL documentation, appendix A):
 # 08 connection, 28 and 3D a user or database that an operator is about to make (or a password
 # about to follow its rotation), 40 rollback and deadlock, 53 out of resources, 57P0x shutting
-# down, 55P03 lock not available, 25006 a node that became read-only, 57014 cancelled.
+# down, 55P03 lock not available, 25006 a node that became read-only, 25P03 idle for too long, 57014
+# cancelled.
 _TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57P0")
-_TRANSIENT_CODES = frozenset({"25006", "55P03", "57014"})
+_TRANSIENT_CODES = frozenset({"25006", "25P03", "55P03", "57014"})
 
 
 def sqlstate(exc: BaseException) -> str | None:
@@ -223,7 +228,10 @@ class Database:
             # parameters; one with a name would be looked for where it never was.
             arguments |= {"statement_cache_size": 0, "prepared_statement_cache_size": 0}
         else:
-            arguments["server_settings"] = {"application_name": application}
+            arguments["server_settings"] = {
+                "application_name": application,
+                "idle_in_transaction_session_timeout": str(round(IDLE_S * 1000)),
+            }
             if lookups:
                 arguments["server_settings"] |= _LOOKUPS
         arguments |= {"timeout": 10.0, "command_timeout": None}
@@ -237,6 +245,8 @@ class Database:
             # Else errors quote what stands for placeholders: texts and vectors.
             hide_parameters=True,
         )
+        #: Whether what holds for a session holds for one transaction only.
+        self.pgbouncer = settings.database_pgbouncer
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tickmind.clean import clean_text
-from tickmind.errors import InvalidMessage
+from tickmind.errors import InvalidMessage, MessageTooLarge
 from tickmind.messages import (
     MAX_BODY_BYTES,
     Decision,
@@ -107,7 +107,7 @@ def parse_json(body: bytes, cleaning: _Cleaning | None = None) -> Any:
     """
     if len(body) > MAX_BODY_BYTES:
         msg = f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES} are taken: split it"
-        raise InvalidMessage(msg)
+        raise MessageTooLarge(msg)
     try:
         text = body.decode()
     except UnicodeDecodeError as exc:

@@ -9,6 +9,7 @@ __all__ = [
     "EmbeddingFailed",
     "EmbeddingUnavailable",
     "InvalidMessage",
+    "MessageTooLarge",
     "ParameterRefused",
     "PermanentError",
     "ProviderRefused",
@@ -52,6 +53,12 @@ class InvalidMessage(PermanentError):
     """
 
     reason = "invalid"
+
+
+class MessageTooLarge(InvalidMessage):
+    """A message has more bytes than any may have: of its body only the beginning is kept."""
+
+    reason = "too_large"
 
 
 class EmbeddingUnavailable(TransientError):

@@ -15,7 +15,7 @@ depends_on = None
 
 _STATUS = """
     ALTER TABLE index_generation
-        DROP CONSTRAINT ck_index_generation_status,
+        DROP CONSTRAINT IF EXISTS ck_index_generation_status,
         ADD CONSTRAINT ck_index_generation_status CHECK (status IN ({}))
 """
 
@@ -23,8 +23,11 @@ _STATUS = """
 def upgrade() -> None:
     # Provider, endpoint, caps, limits, price: the provider's settings by their names, but no key.
     # One document, since only the program reads it, as a whole, and checks it like any settings.
-    op.execute("ALTER TABLE embedding_space ADD COLUMN served jsonb")
-    op.execute(_STATUS.format("'building', 'active', 'retired', 'dropping'"))
+    # A transaction for each table: services read both in one statement, and would be waited for
+    # with the one while they wait for the other.
+    with op.get_context().autocommit_block():
+        op.execute("ALTER TABLE embedding_space ADD COLUMN IF NOT EXISTS served jsonb")
+        op.execute(_STATUS.format("'building', 'active', 'retired', 'dropping'"))
 
 
 def downgrade() -> None:

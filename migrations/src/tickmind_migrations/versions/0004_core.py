@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from tickmind_migrations.timeouts import concurrently
+
 revision = "0004"
 down_revision = "0003"
 branch_labels = None
@@ -15,7 +17,12 @@ depends_on = None
 
 def upgrade() -> None:
     # Of the few core memories alone: other memories cost their insert nothing.
-    op.execute("CREATE INDEX ix_memory_agent_id_core ON memory (agent_id) WHERE is_core")
+    with concurrently():
+        # Where an attempt before was cut off, what it left is not valid.
+        op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_agent_id_core")
+        op.execute(
+            "CREATE INDEX CONCURRENTLY ix_memory_agent_id_core ON memory (agent_id) WHERE is_core"
+        )
 
 
 def downgrade() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from alembic import op
 
-from tickmind_migrations import STATEMENT_TIMEOUT_S
+from tickmind_migrations.timeouts import concurrently
 
 revision = "0005"
 down_revision = "0004"
@@ -22,8 +22,7 @@ def upgrade() -> None:
     op.execute("ALTER TABLE memory ALTER COLUMN terms SET STORAGE EXTERNAL")
     # No statistics: of keys that no two agents share they say nothing, and ANALYZE takes its time.
     op.execute("ALTER TABLE memory ALTER COLUMN terms SET STATISTICS 0")
-    with op.get_context().autocommit_block():
-        op.execute("SET statement_timeout = 0")
+    with concurrently():
         # Where an attempt before was cut off, what it left is not valid.
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_terms")
         op.execute(
@@ -37,7 +36,6 @@ def upgrade() -> None:
         )
         op.execute("DROP INDEX CONCURRENTLY IF EXISTS ix_memory_agent_id_tick")
         op.execute("CREATE INDEX CONCURRENTLY ix_memory_agent_id_tick ON memory (agent_id, tick)")
-        op.execute(f"SET statement_timeout = '{STATEMENT_TIMEOUT_S}s'")
 
 
 def downgrade() -> None:

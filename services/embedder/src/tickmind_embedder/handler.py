@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
 from uuid import uuid4
 
 import numpy as np
@@ -23,12 +22,12 @@ from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.embedding import Swept
 from tickmind.store.jobs import Job
-from tickmind.store.spaces import Generation, ensure_space, filled_generations
+from tickmind.store.spaces import Generation, filled_generations
 from tickmind_embedder.calling import Calling, Evidence
 from tickmind_embedder.horizon import Horizon
 from tickmind_embedder.metrics import Metrics
 from tickmind_embedder.outcomes import Outcomes
-from tickmind_embedder.transactions import BACKFILL_S, reading, writing
+from tickmind_embedder.transactions import reading, writing
 
 __all__ = ["Handler", "Metrics", "ProviderPaused"]
 
@@ -51,7 +50,6 @@ class Handler:
     """One embedder's work on one embedding space; every method may run twice.
 
     All raise DatabaseUnavailable, and ConfigurationError where the database has other spaces.
-    `served`: how ours is reached, to be kept with it where it is made.
     """
 
     def __init__(
@@ -62,9 +60,7 @@ class Handler:
         *,
         lease_s: float,
         max_attempts: int,
-        served: Mapping[str, Any] | None = None,
     ) -> None:
-        self._served = served
         self._database = database
         self._embedder = embedder
         self._metrics = metrics
@@ -76,19 +72,19 @@ class Handler:
         self._outcomes = Outcomes(database, metrics, self.generation)
 
     async def generation(self) -> Generation:
-        """Our space's generation, made the active one in a database that has none.
+        """Our space's generation.
 
         Raises ConfigurationError where the database has others and ours is not one of those that
-        are filled: vectors of two spaces are never compared.
+        are filled: vectors of two spaces are never compared; and DatabaseUnavailable where it has
+        none yet.
         """
         if self._generation is None:
             space = self._embedder.space
             async with reading(self._database) as session:
                 filled = await filled_generations(session)
             if not filled:
-                async with writing(self._database, most_s=BACKFILL_S) as session:
-                    await ensure_space(session, space, self._served)
-                    filled = await filled_generations(session)
+                msg = "this database has no embedding space yet"
+                raise DatabaseUnavailable(msg)
             found = next((one for one in filled if one.space == space), None)
             if found is None:
                 msg = (

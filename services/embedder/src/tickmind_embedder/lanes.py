@@ -256,10 +256,13 @@ class Lanes:
         idle = all(lane.worker.idle for lane in self._lanes.values())
         if not every_s or not idle or asyncio.get_running_loop().time() < self._collect_at:
             return
+        # Should it fail, not at once again: it holds recorders up for a moment.
+        self._collect_later(every_s)
         collected = await collect_some(lambda: writing(self._database), most=_COLLECTED_AT_ONCE)
         if collected:
             log(_logger, logging.INFO, "vectors_collected", vectors=collected)
-        self._collect_later(_LOOK_S if collected == _COLLECTED_AT_ONCE else every_s)
+        if collected == _COLLECTED_AT_ONCE:
+            self._collect_later(_LOOK_S)
 
     async def fault(self) -> str | None:
         """Why recalls' own space gets no vectors just now, in one sentence; None: it does."""

@@ -12,8 +12,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tickmind.database import Database, DatabaseUnavailable, sqlstate
 from tickmind.decoding import DecodedTick, Rejected, decode_tick
-from tickmind.errors import InvalidMessage, PermanentError
+from tickmind.errors import InvalidMessage, MessageTooLarge, PermanentError
 from tickmind.grading import Graded, grade
+from tickmind.identity import reject_key
 from tickmind.messages import MAX_NAME_CHARS
 from tickmind.policy import Policy
 from tickmind.store import recording
@@ -22,7 +23,7 @@ from tickmind.store.recording import AgentId, Receipt, RejectRow
 from tickmind.topology import MAX_KEY_BYTES, TICK_ENDED_PREFIX
 from tickmind_recorder.metrics import Metrics
 
-__all__ = ["Delivery", "Handler", "Metrics", "Refused"]
+__all__ = ["KEPT_OF_TOO_LARGE", "Delivery", "Handler", "Metrics", "Refused"]
 
 _logger = logging.getLogger("tickmind.recorder")
 
@@ -31,6 +32,8 @@ _FOREIGN_KEY = "23503"
 # exception, 23 integrity constraint, 54 program limit exceeded. All others speak of the database:
 # a schema that is not there, a right or a password taken away.
 _DATA_CLASSES = ("22", "23", "54")
+#: Of a message larger than any may be, so much is kept: what tells a person whose it is.
+KEPT_OF_TOO_LARGE = 64 * 1024
 #: Ids kept before the cache starts afresh: 100 bytes each, 20 MB.
 _MOST_CACHED = 200_000
 
@@ -260,10 +263,17 @@ class Handler:
 
 def _rejected(body: bytes, routing_key: str, reason: str, detail: str) -> Delivery:
     """A message that is refused as a whole."""
+    world = _world_of(routing_key)
+    key = None
+    if reason == MessageTooLarge.reason:
+        key = reject_key(reason, world, body)
+        body = body[:KEPT_OF_TOO_LARGE]
+        detail += f" (its first {len(body)} bytes are kept)"
     row = RejectRow(
         rejected=Rejected(reason=reason, detail=detail, body=body),
         routing_key=routing_key,
-        world=_world_of(routing_key),
+        world=world,
+        key=key,
     )
     return Delivery(tick=None, graded=None, rejects=(row,), body=body, routing_key=routing_key)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +33,8 @@ __all__ = [
 #: From so many memories on a recall by an index takes about half of what one by signatures takes,
 #: or less, from `exactness` in benchmarks/NOTES.md.
 PAYS_FROM = 50_000
+#: While another makes or drops indexes, whether it has finished is looked up this often.
+_LOOK_S = 0.1
 #: Since when a search goes on until it has enough (`hnsw.iterative_scan`, pgvector's changelog).
 _PGVECTOR = (0, 8)
 
@@ -60,8 +65,7 @@ async def listed(settings: DatabaseSettings) -> list[Index]:
 
 async def added(settings: DatabaseSettings, world: str, agent: str, *, force: bool) -> Index:
     """An agent's index, built over what it remembers now. Raises CommandFailed."""
-    async with open_database(settings) as pool:
-        await _require_owner(pool)
+    async with _changing(settings) as pool:
         await _require_pgvector(pool)
         generation = await _signed(pool)
         agent_id = await _agent_id(pool, world, agent, generation)
@@ -74,8 +78,7 @@ async def added(settings: DatabaseSettings, world: str, agent: str, *, force: bo
 
 async def refreshed(settings: DatabaseSettings) -> list[Index]:
     """All that are left, each over what its agent remembers now. Raises CommandFailed."""
-    async with open_database(settings) as pool:
-        await _require_owner(pool)
+    async with _changing(settings) as pool:
         await _require_pgvector(pool)
         generation = await _signed(pool)
         for index, kept in await _with_owners(pool):
@@ -88,8 +91,7 @@ async def refreshed(settings: DatabaseSettings) -> list[Index]:
 
 async def dropped(settings: DatabaseSettings, world: str, agent: str) -> list[str]:
     """Names of an agent's indexes, which are gone. Raises CommandFailed."""
-    async with open_database(settings) as pool:
-        await _require_owner(pool)
+    async with _changing(settings) as pool:
         names = await _names_of(pool, world, agent)
         if not names:
             raise CommandFailed(f"{agent} of the world {world} has no HNSW index")
@@ -111,16 +113,46 @@ async def note_superseded(settings: DatabaseSettings) -> None:
 
 async def drop_those_of(pool: Database, world: str, agent: str | None) -> None:
     """Drop the indexes of an agent, or of a world's agents, that are about to be deleted: VACUUM
-    would have to take each memory out of them. Without the right to, says so and goes on."""
+    would have to take each memory out of them. Where it cannot be done, says so and goes on."""
     names = await _names_of(pool, world, agent)
-    if names and not await _owns(pool):
+    if not names:
+        return
+    if pool.pgbouncer or not await _owns(pool):
         note(
-            f"{', '.join(names)}: no right to drop it; `tickmind hnsw refresh` by the owner of the"
-            " tables does"
+            f"{', '.join(names)}: not dropped here; `tickmind hnsw refresh` does so, by the owner"
+            " of the tables and not through PgBouncer"
         )
         return
-    for name in names:
-        await _drop(pool, name)
+    async with _alone(pool):
+        for name in names:
+            await _drop(pool, name)
+
+
+@asynccontextmanager
+async def _changing(settings: DatabaseSettings) -> AsyncIterator[Database]:
+    """A database whose indexes we may make and drop, and nobody else meanwhile. Raises
+    CommandFailed."""
+    async with open_database(settings) as pool:
+        if pool.pgbouncer:
+            raise CommandFailed("indexes are made and dropped by a direct connection to PostgreSQL")
+        await _require_owner(pool)
+        async with _alone(pool):
+            yield pool
+
+
+@asynccontextmanager
+async def _alone(pool: Database) -> AsyncIterator[None]:
+    async with pool.reading() as session:
+        taken = await hnsw.take_schema(session)
+        if not taken:
+            note("(waiting for a migration, or for another who makes or drops indexes)")
+        while not taken:
+            await asyncio.sleep(_LOOK_S)
+            taken = await hnsw.take_schema(session)
+        try:
+            yield
+        finally:
+            await hnsw.let_schema_go(session)
 
 
 async def _listed(pool: Database) -> list[Index]:

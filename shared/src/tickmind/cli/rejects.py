@@ -114,7 +114,10 @@ def _reject_json(row: RejectedInput) -> dict[str, Any]:
 def rejects_retry(
     ids: Ids = None, every: All = False, world: World = None, as_json: Json = False
 ) -> None:
-    """Publish refused input again, as it came. What is refused again comes back to the list."""
+    """Publish refused input again, as it came. What is refused again comes back to the list.
+
+    A message that was too large is kept in part only, and stays.
+    """
     from tickmind.cli.output import print_json, say
     from tickmind.cli.servers import broker_settings, database_settings
 
@@ -129,9 +132,10 @@ def rejects_retry(
 async def _retry_rejects(
     database: DatabaseSettings, broker: BrokerSettings, ids: list[int] | None, world: str | None
 ) -> int:
-    from tickmind.cli.output import progress
+    from tickmind.cli.output import note, progress
     from tickmind.cli.republishing import republishing
     from tickmind.cli.servers import open_database
+    from tickmind.errors import MessageTooLarge
     from tickmind.store import inspection
 
     sent = 0
@@ -143,6 +147,9 @@ async def _retry_rejects(
                 async with pool.reading() as session:
                     rows = await inspection.rejects(session, ids=wanted[first : first + _AT_ONCE])
                 for row in rows:
+                    if row.reason == MessageTooLarge.reason:
+                        note(f"reject {row.id} stays: {row.detail}")
+                        continue
                     await republish(row)
                     async with pool.writing() as session:
                         await inspection.forget_retried(session, [row])

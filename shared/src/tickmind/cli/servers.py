@@ -141,7 +141,7 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
-    from tickmind.database import Database
+    from tickmind.database import Database, DatabaseUnavailable
 
     database = Database(settings, application="tickmind-cli")
     try:
@@ -149,6 +149,8 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
         if fault is not None:
             raise CommandFailed(fault)
         yield database
+    except DatabaseUnavailable as exc:
+        raise CommandFailed(f"{exc}: what is done stays done, run this again") from exc
     except (SQLAlchemyError, asyncpg.PostgresError) as exc:
         raise CommandFailed(f"PostgreSQL refused: {_first_line(exc)}") from exc
     finally:

@@ -68,12 +68,16 @@ async def _migrate(
     from sqlalchemy.exc import SQLAlchemyError
 
     from tickmind.cli.servers import CommandFailed
+    from tickmind.database import is_transient
 
     try:
         await upgrade(settings, report)
     except (SQLAlchemyError, asyncpg.PostgresError, OSError) as exc:
         words = str(getattr(exc, "orig", None) or exc) or type(exc).__name__
-        raise CommandFailed(f"PostgreSQL cannot be migrated: {words.splitlines()[0]}") from exc
+        again = ": what is done stays done, run this again" if is_transient(exc) else ""
+        raise CommandFailed(
+            f"PostgreSQL cannot be migrated: {words.splitlines()[0]}{again}"
+        ) from exc
 
 
 def _run(name: str) -> Callable[[], int]:

@@ -197,10 +197,9 @@ async def unblock(session: AsyncSession, provider: str) -> None:
     await session.execute(_UNBLOCK, {"provider": provider})
 
 
+# First the budget, then its sums, as `tickmind_reserve` comes to them: a statement for each.
+_KNOW = text("INSERT INTO provider_budget (provider) VALUES (:provider) ON CONFLICT DO NOTHING")
 _RECORD = text("""
-    WITH known AS (
-        INSERT INTO provider_budget (provider) VALUES (:provider) ON CONFLICT DO NOTHING
-    )
     INSERT INTO provider_usage AS u (provider, slot, purpose, calls, texts, tokens)
     VALUES (:provider, CAST(floor(extract(epoch FROM clock_timestamp()) / 600) AS bigint),
             :purpose, :calls, :texts, :tokens)
@@ -224,6 +223,7 @@ async def record(
     tokens: int,
 ) -> None:
     """Calls that no limit had to allow."""
+    await session.execute(_KNOW, {"provider": provider})
     await session.execute(
         _RECORD,
         {

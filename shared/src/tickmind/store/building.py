@@ -18,8 +18,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.signature import new_basis
-from tickmind.store.changing import change_alone
-from tickmind.store.embedding import LINK_LOCK
+from tickmind.store.locking import change_alone, lock_out_links, share_links
 from tickmind.store.signing import Signers, sign
 from tickmind.store.spaces import MEAN_FROM, MEAN_UNTIL
 
@@ -104,8 +103,6 @@ _MEAN = text("""
     FROM (SELECT vector FROM embedding WHERE space_id = :space_id AND l2_norm(vector) > 0
           ORDER BY content_hash LIMIT :most) AS sample
 """)
-_EXCLUDE_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
-_SHARE_LINKS = text("SELECT pg_advisory_xact_lock_shared(:key)")
 _INSERT = text("""
     INSERT INTO index_generation (space_id, status, mean, mean_over, basis)
     VALUES (:space_id, 'building', :mean, :over, :basis) RETURNING id
@@ -128,7 +125,7 @@ async def begin_build(session: AsyncSession, random: np.random.Generator) -> Bui
         return None
     # In a thread: 1536 wide, half a second of arithmetic.
     basis = await asyncio.to_thread(new_basis, build.dimensions, random)
-    await session.execute(_EXCLUDE_LINKS, {"key": LINK_LOCK})
+    await lock_out_links(session)
     await session.execute(
         _INSERT,
         {
@@ -168,7 +165,7 @@ async def sign_some(
 ) -> tuple[int, bytes]:
     """Sign vectors of texts above the hash `after` where they are not signed yet; how many were
     looked at, and the highest, to go on from. Nobody takes vectors away meanwhile."""
-    await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     parameters = {
         "space_id": build.space_id,
         "generation_id": generation_id,
@@ -212,7 +209,7 @@ async def copy_some(
 ) -> tuple[int, int, int]:
     """Copy index rows of memories above the id `after`; how many were looked at, how many were
     missing, and the highest, to go on from. Nobody deletes memories meanwhile."""
-    await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     parameters = {
         "active_id": build.active_id,
         "building_id": build.building_id,
@@ -247,7 +244,7 @@ async def resign_some(
 ) -> tuple[int, int]:
     """Give rows that were linked before their text was signed their signature, by the memories' ids
     as `copy_some`. Recalls find them meanwhile, too: what has no signature is scored exactly."""
-    await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     parameters = {"generation_id": generation_id, "after": after, "most": most}
     seen, highest = (await session.execute(_RESIGN, parameters)).one()
     return seen, highest

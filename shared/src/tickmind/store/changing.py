@@ -15,14 +15,13 @@ from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.store.embedding import LINK_LOCK
+from tickmind.store.locking import change_alone, lock_out_links, lock_out_recorders
 from tickmind.store.spaces import (
     Space,
     Status,
     active_generation,
     ensure_space,
     insert_space,
-    lock_out_recorders,
 )
 
 __all__ = [
@@ -32,20 +31,11 @@ __all__ = [
     "activate",
     "add_space",
     "behind",
-    "change_alone",
     "mark_missing",
     "refill",
     "space_states",
     "waiting",
 ]
-
-#: Key of the advisory lock among commands that change spaces. "tm-space".
-_SPACE_LOCK = int.from_bytes(b"tm-space", "big")
-
-
-async def change_alone(session: AsyncSession) -> None:
-    """One command at a time changes spaces; the others wait for our end."""
-    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SPACE_LOCK})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +167,6 @@ class Marked:
     highest: int
 
 
-_EXCLUDE_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
 # What one generation of the space has, another that is built over it gets without a call.
 _MARK_MISSING = text("""
     WITH chunk AS MATERIALIZED (
@@ -211,7 +200,7 @@ async def mark_missing(session: AsyncSession, space_id: int, *, after: int, most
     is pending by itself. It may be begun anew at any time. Linking waits for the moment it takes:
     a row that were linked meanwhile would end up indexed and pending.
     """
-    await session.execute(_EXCLUDE_LINKS, {"key": LINK_LOCK})
+    await lock_out_links(session)
     parameters = {"space_id": space_id, "after": after, "most": most}
     return Marked(**(await session.execute(_MARK_MISSING, parameters)).one()._asdict())
 

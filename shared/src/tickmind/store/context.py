@@ -37,6 +37,14 @@ _BEFORE = text("""
 """)
 
 
+# Who stores a message of a tick leaves its receipt in the same transaction.
+_CAME = text("""
+    SELECT r.world_id, r.tick FROM tick_receipt r
+    JOIN unnest(CAST(:world_ids AS bigint[]), CAST(:ticks AS bigint[])) AS w (world_id, tick)
+        ON r.world_id = w.world_id AND r.tick = w.tick
+""")
+
+
 async def contexts(
     session: AsyncSession, rows: Sequence[Row], ids: Mapping[tuple[int, str], int]
 ) -> list[str | None]:
@@ -51,19 +59,22 @@ async def contexts(
         if memory.context_use != "none" and memory.context is None
     ]
     among = _before(rows, {rows[place][2].kind for place in wanting})
-    asked = []
+    near: dict[int, tuple[int, int]] = {}
     for place in wanting:
         memory = rows[place][2]
         before = rows[among[place]][2] if place in among else None
-        # What was said in the tick just before needs no look-up: nothing can lie in between.
-        if before is None or before.tick < memory.tick - 1:
-            asked.append(place)
-        if (
-            before is not None
-            and before.tick >= memory.tick - MAX_CONTEXT_TICKS
-            and (before.speaker is None or before.speaker in memory.present)
+        if before is None:
+            continue
+        if before.tick == memory.tick - 1:
+            near[place] = (rows[place][0].world_id, before.tick)
+        if before.tick >= memory.tick - MAX_CONTEXT_TICKS and (
+            before.speaker is None or before.speaker in memory.present
         ):
             found[place] = before.content[-MAX_CONTEXT_CHARS:]
+    # What was said in the tick just before needs no look-up: nothing can lie in between, unless
+    # some of that tick was stored before.
+    came = await _came(session, set(near.values()))
+    asked = [place for place in wanting if place not in near or near[place] in came]
     if asked:
         parameters = {
             "places": asked,
@@ -102,6 +113,18 @@ def _before(rows: Sequence[Row], kinds: Set[str]) -> dict[int, int]:
             found[place] = earlier
         last = place
     return found
+
+
+async def _came(session: AsyncSession, ticks: set[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of these ticks (world id, tick) of which a message is stored."""
+    if not ticks:
+        return set()
+    parameters = {
+        "world_ids": [world_id for world_id, _ in ticks],
+        "ticks": [tick for _, tick in ticks],
+    }
+    rows = await session.execute(_CAME, parameters)
+    return {(row.world_id, row.tick) for row in rows}
 
 
 def _present(row: Row, speaker: int | None, ids: Mapping[tuple[int, str], int]) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.store.changing import change_alone
-from tickmind.store.embedding import LINK_LOCK
-from tickmind.store.spaces import lock_out_recorders
+from tickmind.store.locking import (
+    change_alone,
+    lock_out_links,
+    lock_out_recorders,
+    share_links,
+)
 
 __all__ = [
     "begin_drop",
@@ -47,9 +50,10 @@ _OF_DROPPING = """
     generation_id = ANY(ARRAY(SELECT g.id FROM index_generation g
                               WHERE g.space_id = :space_id AND g.status = 'dropping'))
 """
+# What another is at stays for the next chunk, or for the end.
 _CHUNK = """
     DELETE FROM @table
-    WHERE ctid = ANY(ARRAY(SELECT ctid FROM @table WHERE @rows LIMIT :most))
+    WHERE ctid = ANY(ARRAY(SELECT ctid FROM @table WHERE @rows LIMIT :most FOR UPDATE SKIP LOCKED))
     RETURNING 1
 """
 # What no cascade should have to take in one long transaction.
@@ -63,6 +67,10 @@ _CHUNKS = tuple(
         ("embedding", _DROPPING),
     )
 )
+# As workers come to them that still give theirs back.
+_LOCK_JOBS = text("""
+    SELECT FROM embedding_job WHERE space_id = :space_id ORDER BY content_hash FOR UPDATE
+""")
 _DELETE_SPACE = text("DELETE FROM embedding_space WHERE id = :space_id")
 
 
@@ -74,14 +82,17 @@ async def begin_drop(session: AsyncSession, space_id: int) -> bool:
 
 
 async def delete_some(session: AsyncSession, space_id: int, *, most: int) -> int:
-    """Delete rows of a space that is being dropped, at most `most` of each table; how many."""
+    """Delete rows of a space that is being dropped, at most `most` of each table; how many. Nobody
+    deletes memories meanwhile."""
+    await share_links(session)
     parameters = {"space_id": space_id, "most": most}
     return sum([len((await session.execute(chunk, parameters)).all()) for chunk in _CHUNKS])
 
 
 async def delete_space(session: AsyncSession, space_id: int) -> None:
     """Delete a space that is being dropped, with what is left of it."""
-    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LINK_LOCK})
+    await lock_out_links(session)
+    await session.execute(_LOCK_JOBS, {"space_id": space_id})
     await session.execute(_DELETE_SPACE, {"space_id": space_id})
 
 
@@ -118,11 +129,13 @@ async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> l
 
 
 # By their key, not by where they lie: a search that began at the first row each time would pass all
-# that were deleted before.
+# that were deleted before. Rows that another is deleting are left to it; signatures are deleted by
+# one at a time, who holds the lease (and embedders may not lock them).
 _ROWS = text("""
     WITH chunk AS (
         SELECT memory_id FROM recall_index
         WHERE generation_id = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
+        FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM recall_index r USING chunk
         WHERE r.generation_id = :id AND r.memory_id = chunk.memory_id
@@ -139,7 +152,6 @@ _SIGNATURES = text("""
     )
     SELECT content_hash FROM chunk ORDER BY content_hash DESC LIMIT 1
 """)
-_SHARE_LINKS = text("SELECT pg_advisory_xact_lock_shared(:key)")
 _DELETE_GENERATION = text("DELETE FROM index_generation WHERE id = :id AND status = 'dropping'")
 
 
@@ -148,7 +160,7 @@ async def delete_some_of_generation(
 ) -> int | bytes | None:
     """Delete index rows above the memory id `after`, or signatures above the hash; the highest
     gone, to go on from; None: there are no more. Nobody deletes memories meanwhile."""
-    await session.execute(_SHARE_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     statement = _SIGNATURES if isinstance(after, bytes) else _ROWS
     parameters = {"id": generation_id, "after": after, "most": most}
     found: int | bytes | None = (await session.execute(statement, parameters)).scalar_one_or_none()
@@ -157,5 +169,5 @@ async def delete_some_of_generation(
 
 async def delete_generation(session: AsyncSession, generation_id: int) -> None:
     """Delete a generation that is being dropped, with what is left of it."""
-    await session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LINK_LOCK})
+    await lock_out_links(session)
     await session.execute(_DELETE_GENERATION, {"id": generation_id})

@@ -16,9 +16,10 @@ from pgvector import HalfVector
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.store.locking import share_links
 from tickmind.store.signing import Signers, sign
 
-__all__ = ["LINK_LOCK", "Swept", "link", "store_vectors", "sweep"]
+__all__ = ["Swept", "link", "store_vectors", "sweep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,8 @@ _INDEX_MINE = """), done AS (
 # Rows of one space by memory id. Those whose text is embedded already go into the index at once,
 # whatever the provider does; the rest get a job, one per distinct text. A text whose job is
 # parked parks its new rows too. Its order: a minute of waiting outweighs a point of importance,
-# so that what matters comes first and nothing starves. What another embedder is linking at this
-# moment is left to it: waiting in each other's order would be a deadlock.
+# so that what matters comes first and nothing starves. What another embedder is linking or parking
+# at this moment is left to it: waiting in each other's order would be a deadlock.
 _SWEEP_SQL = """
     WITH chunk AS MATERIALIZED (
         SELECT p.memory_id, p.content_hash, p.importance,
@@ -87,12 +88,16 @@ _SWEEP_SQL = """
         FROM wanted ORDER BY content_hash
         ON CONFLICT DO NOTHING
         RETURNING content_hash
-    ), stuck AS (
-        UPDATE pending_embedding p SET parked = true
-        FROM chunk JOIN embedding_job j
-            ON j.space_id = :space_id AND j.content_hash = chunk.content_hash
-        WHERE NOT chunk.embedded AND j.parked_reason IS NOT NULL
-          AND p.memory_id = chunk.memory_id AND p.space_id = :space_id
+    ), stuck AS MATERIALIZED (
+        SELECT p.memory_id FROM pending_embedding p
+        WHERE p.space_id = :space_id
+          AND p.memory_id IN (SELECT chunk.memory_id FROM chunk JOIN embedding_job j
+                              ON j.space_id = :space_id AND j.content_hash = chunk.content_hash
+                              WHERE NOT chunk.embedded AND j.parked_reason IS NOT NULL)
+        FOR UPDATE SKIP LOCKED
+    ), marked AS (
+        UPDATE pending_embedding p SET parked = true FROM stuck
+        WHERE p.space_id = :space_id AND p.memory_id = stuck.memory_id
     )
     SELECT (SELECT count(*) FROM done) AS linked, (SELECT count(*) FROM made) AS jobs,
            (SELECT coalesce(max(memory_id), :after) FROM chunk) AS highest,
@@ -103,15 +108,9 @@ _SWEEP_SQL = """
 _SWEEP = text(_SWEEP_SQL.format(index_mine=_INDEX_MINE))
 
 
-#: Key of the advisory lock between linking (shared) and collecting unused vectors (exclusive):
-#: a statement that has seen a vector must not link to it once it is gone. "tm-link\0".
-LINK_LOCK = int.from_bytes(b"tm-link\0", "big")
-_LOCK_LINKS = text("SELECT pg_advisory_xact_lock_shared(:key)")
-
-
 async def sweep(session: AsyncSession, space_id: int, *, after: int, most: int) -> Swept:
     """Link or make jobs for at most `most` pending rows whose memory id is above `after`."""
-    await session.execute(_LOCK_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     row = (
         await session.execute(_SWEEP, {"space_id": space_id, "after": after, "most": most})
     ).one()
@@ -142,9 +141,13 @@ _LINK_SQL = """
                       WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))
         ORDER BY memory_id FOR UPDATE
     {index_mine}
-    ), finished AS (
-        DELETE FROM embedding_job
+    ), ended AS MATERIALIZED (
+        SELECT content_hash FROM embedding_job
         WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
+        ORDER BY content_hash FOR UPDATE
+    ), finished AS (
+        DELETE FROM embedding_job j USING ended
+        WHERE j.space_id = :space_id AND j.content_hash = ended.content_hash
     )
     SELECT count(*) FROM done
 """
@@ -163,7 +166,7 @@ async def store_vectors(
     before; None: they are read for this once.
     """
     hashes = sorted(vectors)
-    await session.execute(_LOCK_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     stored = await session.execute(
         _STORE,
         {
@@ -186,7 +189,7 @@ async def link(session: AsyncSession, space_id: int, hashes: Sequence[bytes]) ->
     After `store_vectors` has committed: a memory that came too late for it and too early for a
     sweep to see the vector is linked by this.
     """
-    await session.execute(_LOCK_LINKS, {"key": LINK_LOCK})
+    await share_links(session)
     return await _link(session, space_id, hashes)
 
 

@@ -23,6 +23,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.memory import Weights
+from tickmind.schema import SCHEMA_LOCK
 from tickmind.scored_bits import ScoredBits
 from tickmind.signature import BITS
 
@@ -36,7 +37,9 @@ __all__ = [
     "drop",
     "extent",
     "kept",
+    "let_schema_go",
     "older",
+    "take_schema",
     "whose",
 ]
 
@@ -174,6 +177,23 @@ async def extent(
     bits = ScoredBits.over(row.first, row.last)
     hnsw = Hnsw(generation_id=generation_id, agent_id=agent_id, before=row.last + 1, bits=bits)
     return row.rows, hnsw
+
+
+_TAKE_SCHEMA = text("SELECT pg_try_advisory_lock(:key)")
+_LET_SCHEMA_GO = text("SELECT pg_advisory_unlock(:key)")
+
+
+async def take_schema(session: AsyncSession) -> bool:
+    """Be the only one who makes or drops indexes, or migrates, until `let_schema_go` or the end of
+    the connection; False: another is. Asked again rather than waited for: a statement that waits
+    has a snapshot, for whose end the other would wait. `session`: as `build`'s."""
+    found = await session.execute(_TAKE_SCHEMA, {"key": SCHEMA_LOCK})
+    return bool(found.scalar_one())
+
+
+async def let_schema_go(session: AsyncSession) -> None:
+    """The same session's that has taken it."""
+    await session.execute(_LET_SCHEMA_GO, {"key": SCHEMA_LOCK})
 
 
 #: Edges of a memory, and candidates looked at for them: pgvector's own defaults are 16 and 64.

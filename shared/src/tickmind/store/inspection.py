@@ -9,6 +9,8 @@ from datetime import datetime
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.store.locking import lock_out_links
+
 __all__ = [
     "Audit",
     "Gap",
@@ -192,17 +194,24 @@ async def forget_retried(session: AsyncSession, sent: Sequence[RejectedInput]) -
     return len(rows.all())
 
 
+# In the order in which recorders come to them.
 _DROP_REJECTS = text("""
-    DELETE FROM reject
-    WHERE CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[]))
-    RETURNING id
+    WITH these AS MATERIALIZED (
+        SELECT id FROM reject
+        WHERE (CAST(:ids AS bigint[]) IS NULL OR id = ANY(CAST(:ids AS bigint[])))
+          AND (CAST(:world AS text) IS NULL OR world = :world)
+        ORDER BY reject_key FOR UPDATE
+    )
+    DELETE FROM reject r USING these WHERE r.id = these.id RETURNING r.id
 """)
 
 
-async def drop_rejects(session: AsyncSession, ids: Sequence[int] | None = None) -> int:
-    """Forget these rejects, or all; how many there were."""
-    rows = await session.execute(_DROP_REJECTS, {"ids": list(ids) if ids is not None else None})
-    return len(rows.all())
+async def drop_rejects(
+    session: AsyncSession, ids: Sequence[int] | None = None, *, world: str | None = None
+) -> int:
+    """Forget these rejects, or all, of one world or any; how many there were."""
+    parameters = {"ids": list(ids) if ids is not None else None, "world": world}
+    return len((await session.execute(_DROP_REJECTS, parameters)).all())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +293,11 @@ _DROP_PARKED = text("""
 
 
 async def retry_parked(session: AsyncSession, hashes: Sequence[str] | None = None) -> int:
-    """Try these texts, or all parked ones, again from the first attempt; how many there were."""
+    """Try these texts, or all parked ones, again from the first attempt; how many there were.
+
+    No sweep goes on meanwhile that has seen them parked, and would park what was said since.
+    """
+    await lock_out_links(session)
     wanted = list(hashes) if hashes is not None else None
     return int((await session.execute(_RETRY_PARKED, {"hashes": wanted})).scalar_one())
 

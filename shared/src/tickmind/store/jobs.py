@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.identity import embedded_text
+from tickmind.store.locking import share_links
 
 __all__ = ["Claimed", "Job", "claim", "claimable", "park", "release", "renew", "retry_later"]
 
@@ -113,11 +114,24 @@ async def claimable(session: AsyncSession, space_id: int) -> bool:
     return bool((await session.execute(_CLAIMABLE, {"space_id": space_id})).scalar_one())
 
 
-_RENEW = text("""
-    UPDATE embedding_job SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-    WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-      AND lease_token = :token
-""")
+# Several jobs are locked in the order of their hashes, whoever does it: a batch's leases are
+# renewed while its answer is stored.
+_MINE = """
+    mine AS MATERIALIZED (
+        SELECT content_hash FROM embedding_job
+        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+          AND lease_token = :token
+        ORDER BY content_hash FOR UPDATE
+    )
+"""
+_RENEW = text(
+    """
+    WITH @mine
+    UPDATE embedding_job j
+    SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
+    FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
+""".replace("@mine", _MINE)
+)
 
 
 async def renew(
@@ -137,14 +151,16 @@ def _by_token(jobs: Sequence[Job]) -> dict[UUID, list[bytes]]:
     return tokens
 
 
-_RELEASE = text("""
-    UPDATE embedding_job
-    SET attempts = greatest(0, attempts - CAST(:uncharged AS integer)),
+_RELEASE = text(
+    """
+    WITH @mine
+    UPDATE embedding_job j
+    SET attempts = greatest(0, j.attempts - CAST(:uncharged AS integer)),
         lease_token = NULL, lease_until = NULL,
         not_before = clock_timestamp() + make_interval(secs => :delay_s)
-    WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-      AND lease_token = :token
-""")
+    FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
+""".replace("@mine", _MINE)
+)
 
 
 async def release(
@@ -177,16 +193,27 @@ async def _give_back(
         )
 
 
+# Pending rows before jobs, as linking takes them: no job is looked at before all of them are
+# counted. What is recorded meanwhile is parked by the next sweep.
 _PARK = text("""
-    WITH job AS (
-        UPDATE embedding_job
-        SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
+    WITH waiting AS MATERIALIZED (
+        SELECT memory_id, content_hash FROM pending_embedding
         WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-          AND lease_token = :token
-        RETURNING content_hash
-    ), waiting AS (
+        ORDER BY memory_id FOR UPDATE
+    ), mine AS MATERIALIZED (
+        SELECT content_hash FROM embedding_job
+        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+          AND lease_token = :token AND (SELECT count(*) FROM waiting) >= 0
+        ORDER BY content_hash FOR UPDATE
+    ), job AS (
+        UPDATE embedding_job j
+        SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
+        FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
+        RETURNING j.content_hash
+    ), marked AS (
         UPDATE pending_embedding p SET parked = true
-        FROM job WHERE p.space_id = :space_id AND p.content_hash = job.content_hash
+        FROM waiting JOIN job USING (content_hash)
+        WHERE p.space_id = :space_id AND p.memory_id = waiting.memory_id
     )
     SELECT count(*) FROM job
 """)
@@ -197,6 +224,7 @@ async def park(session: AsyncSession, space_id: int, jobs: Sequence[Job], *, rea
 
     Their memories stay pending.
     """
+    await share_links(session)
     parked = 0
     for token, hashes in _by_token(jobs).items():
         result = await session.execute(

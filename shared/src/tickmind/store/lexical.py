@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind import scoring
 from tickmind.driver import fetch, numbered
+from tickmind.store.locking import share_links
 from tickmind.store.recall import Filters
 from tickmind.words import array, digests, keys, query_digests
 
@@ -169,8 +170,9 @@ class Filled:
 async def backfill(session: AsyncSession, *, after: int, most: int) -> Filled | None:
     """Give at most `most` memories recorded before there were words their terms, by id.
 
-    None: there are no more. May run twice, and while others record.
+    None: there are no more. May run twice, and while others record; nobody deletes meanwhile.
     """
+    await share_links(session)
     rows = (await session.execute(_WITHOUT_TERMS, {"after": after, "most": most})).all()
     if not rows:
         return None

@@ -50,11 +50,12 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectRow:
-    """Refused input as it is kept."""
+    """Refused input as it is kept. `key`: what tells it apart, where its body is kept in part."""
 
     rejected: Rejected
     routing_key: str
     world: str | None
+    key: bytes | None = None
 
 
 # ON CONFLICT DO NOTHING returns only new rows; the names are few and cached by the caller, so a
@@ -123,7 +124,7 @@ _HOLD_WORLDS = text("""
           FROM unnest(CAST(:world_ids AS bigint[])) AS id ORDER BY bucket) AS buckets
 """)
 _LOCK_OUT_WORLD = text("""
-    SELECT pg_advisory_xact_lock(:key + id % :locks) FROM world WHERE name = :world
+    SELECT id, pg_advisory_xact_lock(:key + id % :locks) FROM world WHERE name = :world
 """)
 
 
@@ -133,10 +134,13 @@ async def hold_worlds(session: AsyncSession, world_ids: Iterable[int]) -> None:
     await session.execute(_HOLD_WORLDS, parameters)
 
 
-async def lock_out_world(session: AsyncSession, world: str) -> None:
-    """Wait for all that is being stored in a world, and hold back what comes until we end."""
+async def lock_out_world(session: AsyncSession, world: str) -> int | None:
+    """Wait for all that is being stored in a world, and hold back what comes until we end; its id.
+
+    None: there is no such world."""
     parameters = {"key": _WORLD_LOCKS, "locks": _LOCKS, "world": world}
-    await session.execute(_LOCK_OUT_WORLD, parameters)
+    row = (await session.execute(_LOCK_OUT_WORLD, parameters)).one_or_none()
+    return None if row is None else row.id
 
 
 # One statement: the memory and what waits for its vector stand or fall together. Which spaces
@@ -280,7 +284,7 @@ async def insert_rejects(session: AsyncSession, rejects: Iterable[RejectRow]) ->
     merged: dict[bytes, RejectRow] = {}
     times: Counter[bytes] = Counter()
     for row in rejects:
-        key = reject_key(row.rejected.reason, row.world, row.rejected.body)
+        key = row.key or reject_key(row.rejected.reason, row.world, row.rejected.body)
         merged[key] = row
         times[key] += 1
     if not merged:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.store.embedding import LINK_LOCK, store_vectors
-from tickmind.store.inspection import drop_parked
+from tickmind.store.embedding import store_vectors
+from tickmind.store.inspection import drop_parked, drop_rejects
+from tickmind.store.locking import lock_out_links, lock_out_recorders, lock_to_delete_memories
 from tickmind.store.recording import lock_out_world
-from tickmind.store.spaces import lock_out_recorders
 
 __all__ = [
     "Deleted",
@@ -33,11 +33,7 @@ __all__ = [
     "since_now",
 ]
 
-# Linking locks a pending row, then its memory; deleting the memory first, then its pending row:
-# without this lock the two would wait for each other.
-_LOCK_OUT_LINKS = text("SELECT pg_advisory_xact_lock(:key)")
-_DELETE_WORLD = text("DELETE FROM world WHERE name = :world RETURNING id")
-_DELETE_REJECTS = text("DELETE FROM reject WHERE world = :world")
+_DELETE_WORLD = text("DELETE FROM world WHERE id = :id RETURNING id")
 _DELETE_AGENT = text("""
     DELETE FROM agent
     WHERE name = :agent AND world_id = (SELECT id FROM world WHERE name = :world)
@@ -80,7 +76,7 @@ async def delete_some_memories(
     session: AsyncSession, agent_id: int, *, from_tick: int, most: int
 ) -> Deleted:
     """Delete at most `most` memories of an agent, from this tick on."""
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    await lock_to_delete_memories(session)
     parameters = {"agent_id": agent_id, "from_tick": from_tick, "most": most}
     row = (await session.execute(_DELETE_MEMORIES, parameters)).one()
     return Deleted(memories=row.memories, tick=row.tick)
@@ -88,16 +84,17 @@ async def delete_some_memories(
 
 async def delete_world(session: AsyncSession, world: str) -> bool:
     """Delete a world and all that still hangs on it, rejects too; whether there was one."""
-    await lock_out_world(session, world)
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
-    found = (await session.execute(_DELETE_WORLD, {"world": world})).first() is not None
-    await session.execute(_DELETE_REJECTS, {"world": world})
+    id_ = await lock_out_world(session, world)
+    await lock_to_delete_memories(session)
+    # By its id: one that began again under this name is another's, whom nobody waited for.
+    found = (await session.execute(_DELETE_WORLD, {"id": id_})).first() is not None
+    await drop_rejects(session, world=world)
     return found
 
 
 async def delete_agent(session: AsyncSession, world: str, agent: str) -> bool:
     """Delete one agent and what memories it still has; whether there was one."""
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    await lock_to_delete_memories(session)
     found = await session.execute(_DELETE_AGENT, {"world": world, "agent": agent})
     return found.first() is not None
 
@@ -121,8 +118,8 @@ async def give_up_parked(session: AsyncSession, hashes: Sequence[str] | None = N
     Their memories stay, and get the zero vector: it scores below every other, and nothing waits
     for it any more.
     """
-    # Taken before the jobs' rows, as `collect_jobs` takes them.
-    await session.execute(text("SELECT pg_advisory_xact_lock_shared(:key)"), {"key": LINK_LOCK})
+    # Alone: a worker that lost its lease may be storing one of them, which it locks before the job.
+    await lock_out_links(session)
     spaces: dict[int, dict[bytes, NDArray[np.float32]]] = defaultdict(dict)
     for space_id, content_hash, dimensions in await drop_parked(session, hashes):
         spaces[space_id][content_hash] = np.zeros(dimensions, dtype=np.float32)
@@ -175,18 +172,23 @@ _COLLECT = text(
     SELECT count(*) FROM gone
 """.replace("@statuses", _STATUSES)
 )
-# One that is leased stays: a memory recorded now would have its text sent a second time.
+# One that is leased stays: a memory recorded now would have its text sent a second time. So does
+# one that a worker is just giving back: nobody is waited for.
 _UNUSED_JOBS = text("""
     WITH chunk AS MATERIALIZED (
         SELECT space_id, content_hash FROM embedding_job
         WHERE (space_id, content_hash) > (:space_id, CAST(:hash AS bytea))
         ORDER BY space_id, content_hash LIMIT :most
-    ), gone AS (
-        DELETE FROM embedding_job j USING chunk
-        WHERE j.space_id = chunk.space_id AND j.content_hash = chunk.content_hash
-          AND NOT EXISTS (SELECT FROM pending_embedding p
+    ), unused AS MATERIALIZED (
+        SELECT j.space_id, j.content_hash
+        FROM embedding_job j JOIN chunk USING (space_id, content_hash)
+        WHERE NOT EXISTS (SELECT FROM pending_embedding p
                           WHERE p.space_id = j.space_id AND p.content_hash = j.content_hash)
           AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
+        FOR UPDATE OF j SKIP LOCKED
+    ), gone AS (
+        DELETE FROM embedding_job j USING unused
+        WHERE j.space_id = unused.space_id AND j.content_hash = unused.content_hash
     )
     SELECT space_id, content_hash FROM chunk ORDER BY space_id DESC, content_hash DESC LIMIT 1
 """)
@@ -223,7 +225,7 @@ async def collect(session: AsyncSession, since: Since, texts: Sequence[Text]) ->
 
     A memory recorded meanwhile with such a text keeps its pending row and is embedded anew.
     """
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    await lock_out_links(session)
     parameters = {
         "memory_id": since.memory_id,
         "statuses": since.statuses,
@@ -236,7 +238,7 @@ async def collect(session: AsyncSession, since: Since, texts: Sequence[Text]) ->
 async def collect_jobs(session: AsyncSession, *, after: Text, most: int) -> Text | None:
     """Delete jobs of texts nobody waits for, of at most `most` above `after`; the last one looked
     at, to go on from. None: there are no more."""
-    await session.execute(_LOCK_OUT_LINKS, {"key": LINK_LOCK})
+    await lock_out_links(session)
     parameters = {"space_id": after[0], "hash": after[1], "most": most}
     row = (await session.execute(_UNUSED_JOBS, parameters)).one_or_none()
     return None if row is None else (row.space_id, row.content_hash)

@@ -18,6 +18,7 @@ __all__ = ["Signers", "bit_string", "sign"]
 _SIGNED = text("""
     SELECT id FROM index_generation
     WHERE space_id = :space_id AND status IN ('building', 'active') AND basis IS NOT NULL
+    ORDER BY id
 """)
 _SIGNER = text("SELECT mean, basis FROM index_generation WHERE id = :id AND basis IS NOT NULL")
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.store.locking import lock_out_links, lock_out_recorders
+
 __all__ = [
     "MEAN_FROM",
     "MEAN_UNTIL",
@@ -23,7 +25,6 @@ __all__ = [
     "filled_generations",
     "insert_space",
     "keep_served",
-    "lock_out_recorders",
     "refresh_mean",
 ]
 
@@ -143,15 +144,6 @@ def _columns(space: Space, served: Mapping[str, Any] | None) -> dict[str, object
     }
 
 
-async def lock_out_recorders(session: AsyncSession) -> None:
-    """Wait for every recorder's transaction in flight, and hold the next ones back until we end.
-
-    A memory is then either committed, and seen by our next statement, or recorded after us, by a
-    statement that sees what we did.
-    """
-    await session.execute(text("LOCK TABLE pending_embedding IN SHARE ROW EXCLUSIVE MODE"))
-
-
 async def insert_space(
     session: AsyncSession, space: Space, served: Mapping[str, Any] | None
 ) -> int:
@@ -178,6 +170,7 @@ async def ensure_space(
     found = await active_generation(session)
     if found is not None:
         return found
+    await lock_out_links(session)  # nobody deletes what is being marked
     await lock_out_recorders(session)
     found = await active_generation(session)  # another embedder may have been faster
     if found is not None:

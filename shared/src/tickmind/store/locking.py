@@ -1,0 +1,74 @@
+"""Locks between whole transactions, and the order in which all of the store's are taken.
+
+Who waits for one may hold only what comes before it (ARCHITECTURE.md, "Locks"):
+
+1. a task's lease (`building.hold_lease`)
+2. `change_alone`: who changes spaces and generations
+3. `recording.hold_worlds`, shared, by who stores; `recording.lock_out_world`, alone
+4. `share_links`, by who links; `lock_out_links`, alone
+5. the table `pending_embedding`: `lock_out_recorders`, or what deletes its rows by cascade
+6. rows: of one text its vector, then pending rows by memory id, then jobs by hash; rejects by
+   their key
+
+Whoever locks several memories, or several pending rows, holds 4: deleting goes by ticks, others by
+ids.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+__all__ = [
+    "change_alone",
+    "lock_out_links",
+    "lock_out_recorders",
+    "lock_to_delete_memories",
+    "share_links",
+]
+
+#: Keys of advisory locks, as text so that they are nobody else's by chance.
+_SPACES = int.from_bytes(b"tm-space", "big")
+_LINKS = int.from_bytes(b"tm-link\0", "big")
+
+#: Transactions that write pending rows end within this; the longest are a deletion's.
+RECORDERS_END_S = 10.0
+
+_ALONE = text("SELECT pg_advisory_xact_lock(:key)")
+_SHARED = text("SELECT pg_advisory_xact_lock_shared(:key)")
+
+
+async def change_alone(session: AsyncSession) -> None:
+    """One command at a time changes spaces; the others wait for our end."""
+    await session.execute(_ALONE, {"key": _SPACES})
+
+
+async def share_links(session: AsyncSession) -> None:
+    """Let nobody take away vectors or memories before we end: what a statement of ours has seen
+    may be linked to. The statement that looks comes after this."""
+    await session.execute(_SHARED, {"key": _LINKS})
+
+
+async def lock_out_links(session: AsyncSession) -> None:
+    """Wait for all who link, and hold the next ones back until we end."""
+    await session.execute(_ALONE, {"key": _LINKS})
+
+
+async def lock_to_delete_memories(session: AsyncSession) -> None:
+    """Lock out links, and be among those who write pending rows before the first memory is locked:
+    the cascade comes to them last, and would wait there for who holds recorders back."""
+    await lock_out_links(session)
+    await session.execute(text("LOCK TABLE pending_embedding IN ROW EXCLUSIVE MODE"))
+
+
+async def lock_out_recorders(session: AsyncSession) -> None:
+    """Wait for every recorder's transaction in flight, and hold the next ones back until we end.
+
+    A memory is then either committed, and seen by our next statement, or recorded after us, by a
+    statement that sees what we did. Where one does not end, this gives up: all others would wait
+    behind us.
+    """
+    timeout = text("SELECT set_config('lock_timeout', :value, true)")
+    await session.execute(timeout, {"value": f"{round(RECORDERS_END_S * 1000)}ms"})
+    await session.execute(text("LOCK TABLE pending_embedding IN SHARE ROW EXCLUSIVE MODE"))
+    await session.execute(text("SET LOCAL lock_timeout TO DEFAULT"))
