@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from tests.remembering import known, remember, signed
 from tickmind.database import Database
 from tickmind.memory import Scored, Weights
-from tickmind.store.recall import Filters, Question, rank, whom
+from tickmind.store.recall import Filters, Question, rank
 from tickmind.store.recall_signature import Prefilter
 from tickmind.store.spaces import Space
+from tickmind.store.whom import whom
 
 _SPACE = Space(model="test", dimensions=64)
 #: More than the newest ones that are looked at first.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from prometheus_client import CollectorRegistry
+from sqlalchemy import Executable
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.interleaving import deadlocks
 from tests.recording import count, left_in, recorder, remembered, tick_body, wire
@@ -13,6 +16,7 @@ from tickmind.database import Database
 from tickmind.errors import TransientError
 from tickmind.policy import default_policy
 from tickmind.settings import BrokerSettings, DatabaseSettings
+from tickmind.store.recording import ensure_agents, ensure_worlds
 from tickmind.store.removal import delete_agent, delete_world
 from tickmind.topology import DEAD_LETTER_QUEUE, RECORDER_QUEUE, tick_ended_key
 from tickmind_recorder.handler import Handler, Metrics
@@ -88,7 +92,7 @@ async def test_the_same_event_at_two_recorders_at_once_is_one_memory(
     assert await left_in(broker_settings, RECORDER_QUEUE, DEAD_LETTER_QUEUE) == [0, 0]
 
 
-async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobodydeadlocks(
+async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobody_deadlocks(
     database: Database, database_settings: DatabaseSettings
 ) -> None:
     """Batches of new ticks and of old ones again, worlds and agents deleted one after another: a
@@ -132,3 +136,46 @@ async def test_a_world_deleted_while_it_is_written_loses_no_later_tick_and_nobod
 
     assert {row.tick for row in await remembered(database)} >= set(range(5000, 5020))
     assert await deadlocks(database) == 0
+
+
+async def test_world_and_agent_that_come_and_go_while_they_are_made_are_made_again(
+    database: Database,
+) -> None:
+    """Somebody else makes them after we looked, and they are deleted before we look again."""
+
+    async def make(name: str) -> None:
+        async with database.writing() as session:
+            world = (await ensure_worlds(session, [name]))[name]
+            await ensure_agents(session, [(world, "alice")])
+
+    async def remove(name: str) -> None:
+        async with database.writing() as session:
+            if name == "town":
+                await delete_world(session, "town")
+            else:
+                await delete_agent(session, "village", "alice")
+
+    class Meddled:
+        """A session between whose statements others come: each insert meets what is there."""
+
+        def __init__(self, session: AsyncSession, name: str) -> None:
+            self._session = session
+            self._name: str | None = name
+
+        async def execute(self, statement: Executable, parameters: Any) -> Any:
+            if "INSERT" not in str(statement) or self._name is None:
+                return await self._session.execute(statement, parameters)
+            name, self._name = self._name, None
+            await make(name)
+            result = await self._session.execute(statement, parameters)
+            await remove(name)
+            return result
+
+    async with database.writing() as session:
+        meddled: Any = Meddled(session, "town")
+        assert (await ensure_worlds(meddled, ["town"])).keys() == {"town"}
+    async with database.writing() as session:
+        village = (await ensure_worlds(session, ["village"]))["village"]
+    async with database.writing() as session:
+        meddled = Meddled(session, "village")
+        assert (await ensure_agents(meddled, [(village, "alice")])).keys() == {(village, "alice")}

@@ -81,9 +81,9 @@ async def ensure_worlds(session: AsyncSession, names: Iterable[str]) -> dict[str
     """Ids of these worlds, made where they are new."""
     wanted = sorted(set(names))
     found = await _worlds(session, wanted)
-    missing = [name for name in wanted if name not in found]
-    if missing:
+    while missing := [name for name in wanted if name not in found]:
         await session.execute(_INSERT_WORLDS, {"names": missing})
+        # One that somebody else has made, and somebody deleted before we look, is made again.
         found |= await _worlds(session, missing)
     return found
 
@@ -105,8 +105,7 @@ async def ensure_agents(
         return {(world_id, name): id_ for world_id, name, id_ in rows}
 
     found = await lookup(wanted)
-    missing = [pair for pair in wanted if pair not in found]
-    if missing:
+    while missing := [pair for pair in wanted if pair not in found]:
         columns = {"world_ids": [w for w, _ in missing], "names": [n for _, n in missing]}
         await session.execute(_INSERT_AGENTS, columns)
         found |= await lookup(missing)
