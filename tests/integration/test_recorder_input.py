@@ -188,7 +188,7 @@ async def test_every_malformed_message_is_rejected_once_and_the_next_is_stored(
     assert metric(app, "tickmind_rejects_total", reason="invalid") == len(malformed) - 2
     assert metric(app, "tickmind_rejects_total", reason="too_large") == 2
     (largest,) = [r for r in rejected if str(len(malformed[-1])) in r.detail]
-    assert largest.detail.endswith("split the tick (its first 65536 bytes are kept)")
+    assert largest.detail.endswith("split it (its first 65536 bytes are kept)")
     assert await left_in(broker_settings, RECORDER_QUEUE, DEAD_LETTER_QUEUE) == [0, 0]
 
 
