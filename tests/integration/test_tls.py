@@ -205,6 +205,9 @@ async def test_no_part_goes_on_in_plaintext_where_tls_is_not_to_be_had(
             assert only_began_tls(said), said[:80]
 
 
+_NO_CA = "TICKMIND_AMQP_CA_FILE names "
+
+
 async def test_ca_that_is_being_replaced_ends_no_connection_for_good(
     rabbitmq: LocalRabbitmq,
     broker_settings: BrokerSettings,
@@ -218,7 +221,7 @@ async def test_ca_that_is_being_replaced_ends_no_connection_for_good(
 
     async def waiting() -> set[str]:
         fields = [vars(record).get("fields", {}) for record in caplog.records]
-        return {field.get("broker", "").partition(":")[0] for field in fields}
+        return {field.get("broker", "").partition("/")[0] for field in fields}
 
     async with door(("127.0.0.1", rabbitmq.port), tls=server_tls()) as before:
         url = f"amqps://guest:guest@localhost:{before.port}/{vhost}"
@@ -231,7 +234,7 @@ async def test_ca_that_is_being_replaced_ends_no_connection_for_good(
             assert (await memory.recall("town", "a", "x", tick=1, timeout_s=9)).status == "ok"
             ca.unlink()
             await before.cut()
-            await eventually(waiting, lambda told: "ConfigurationError" in told, what="noticed")
+            await eventually(waiting, lambda told: _NO_CA in told, what="noticed")
             assert not await replies.publish(b"", routing_key="nowhere")
             shutil.copy(CA, ca)
             assert await replies.publish(b"", routing_key="nowhere")

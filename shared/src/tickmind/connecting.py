@@ -163,9 +163,11 @@ def _why(exc: BaseException, settings: BrokerSettings) -> str:
     url = make_url(settings.broker_url())
     where = f"{url.host}:{url.port}"
     cause = exc.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        told = f"certificate verify failed: {cause.verify_message}"
+        return f"the certificate of {where} is refused ({told}): is it of the CA we were told of?"
     if isinstance(cause, ssl.SSLError):
-        told = getattr(cause, "verify_message", None) or cause.reason
-        return f"no TLS with {where} ({told}): is it a port of TLS, with a certificate of that CA?"
+        return f"no TLS with {where} ({cause.reason}): is it a port of TLS?"
     if isinstance(cause, socket.gaierror):
         return f"no host has the name {url.host}"
     if isinstance(cause, ConnectionRefusedError):
