@@ -23,13 +23,13 @@ from tickmind.signature import Signer, new_basis
 from tickmind.store import building
 from tickmind.store.embedding import store_vectors
 from tickmind.store.inspection import Audit, audit
+from tickmind.store.locking import hold_worlds
 from tickmind.store.recall_signature import Prefilter
 from tickmind.store.recording import (
     AgentId,
     Receipt,
     ensure_agents,
     ensure_worlds,
-    hold_worlds,
     insert_memories,
     insert_receipts,
 )

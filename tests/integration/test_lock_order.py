@@ -25,7 +25,8 @@ from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.jobs import Job
 from tickmind.store.lexical import backfill
-from tickmind.store.recording import RejectRow, hold_worlds, insert_rejects
+from tickmind.store.locking import hold_worlds
+from tickmind.store.recording import RejectRow, insert_rejects
 from tickmind.store.spaces import Space, ensure_space
 
 _SPACE = Space(model="hash", dimensions=64)
@@ -34,6 +35,11 @@ _OTHER = Space(model="other", dimensions=64)
 _TEXTS = sorted((f"text {n}" for n in range(3)), key=content_hash)
 _HASHES = [content_hash(content) for content in _TEXTS]
 _VECTORS = {content: np.ones(64, dtype=np.float32) for content in _TEXTS}
+#: Locks the index row of the text in the middle.
+_MIDDLE_ROW = (
+    "SELECT FROM recall_index WHERE memory_id ="
+    f" (SELECT id FROM memory WHERE content = '{_TEXTS[1]}') FOR UPDATE"
+)
 
 Work = Callable[[], Awaitable[Any]]
 
@@ -335,13 +341,9 @@ async def test_space_is_dropped_while_memories_are_deleted(database: Database, h
     await _told_backwards(database)
     generation = await known(database, _VECTORS, _SPACE)
     await _run(database, "UPDATE index_generation SET status = 'dropping'")
-    middle = (
-        "SELECT FROM recall_index WHERE memory_id ="
-        f" (SELECT id FROM memory WHERE content = '{_TEXTS[1]}') FOR UPDATE"
-    )
     await crossed(
         database,
-        middle,
+        _MIDDLE_ROW,
         await _deleting(database, how),
         _in_own(
             database,
@@ -383,10 +385,6 @@ async def test_two_delete_the_rows_of_one_generation(database: Database) -> None
     await _told_backwards(database)
     generation = await known(database, _VECTORS, _SPACE)
     await _run(database, "UPDATE index_generation SET status = 'dropping'")
-    middle = (
-        "SELECT FROM recall_index WHERE memory_id ="
-        f" (SELECT id FROM memory WHERE content = '{_TEXTS[1]}') FOR UPDATE"
-    )
     await _run(  # moved behind the others
         database,
         "UPDATE recall_index SET importance = importance WHERE memory_id ="
@@ -402,7 +400,9 @@ async def test_two_delete_the_rows_of_one_generation(database: Database) -> None
             plan=plan,
         )
 
-    await crossed(database, middle, some("enable_hashjoin = off"), some("enable_nestloop = off"))
+    await crossed(
+        database, _MIDDLE_ROW, some("enable_hashjoin = off"), some("enable_nestloop = off")
+    )
     async with database.writing() as session:  # with what was another's at that moment
         await dropping.delete_generation(session, generation.id)
     assert await counted(database, "recall_index") == 0

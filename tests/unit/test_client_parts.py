@@ -174,10 +174,12 @@ def test_refuses_a_decision_that_json_cannot_say(decision: Any) -> None:
         tick_bodies("w", 1, [decision], None)
 
 
-@pytest.mark.parametrize("decisions", [{"agent": "bob"}, "bob", b"bob"], ids=str)
-def test_refuses_decisions_that_are_no_list(decisions: Any) -> None:
+@pytest.mark.parametrize("decisions", [{"agent": "bob"}, "bob", b"bob", None, 5], ids=str)
+async def test_refuses_decisions_that_are_no_list(decisions: Any) -> None:
     with pytest.raises(InvalidMessage, match=r"^decisions: a list"):
         tick_bodies("w", 1, decisions, None)
+    with pytest.raises(InvalidMessage, match=r"^decisions: a list"):
+        await MemoryClient("amqp://localhost").publish_tick("w", 1, decisions)
 
 
 @pytest.mark.parametrize(

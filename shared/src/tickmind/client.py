@@ -31,7 +31,7 @@ from pydantic import SecretStr, ValidationError
 
 from tickmind.connecting import BROKER_ERRORS, declare, losses_told, url_for
 from tickmind.decoding import explain
-from tickmind.encoding import recall_body, recall_request, rejections, tick_bodies
+from tickmind.encoding import listed, recall_body, recall_request, rejections, tick_bodies
 from tickmind.link import Link
 from tickmind.messages import RecallReply
 from tickmind.rpc import Requests
@@ -171,9 +171,9 @@ class MemoryClient:
         world, tick or value that no message can hold; a decision the recorder cannot use is
         rejected there, and kept with its reason, which is logged here, once.
         """
-        given = decisions if isinstance(decisions, Mapping) else list(decisions)
+        given = listed(decisions)
         bodies = tick_bodies(world, tick, given, time)
-        self._warn(world, tick, rejections(list(given), bodies))
+        self._warn(world, tick, rejections(given, bodies))
         attempts = 0
         reason: str | None = "connection"
         try:

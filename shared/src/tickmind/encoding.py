@@ -23,7 +23,7 @@ from tickmind.messages import (
     WeightsIn,
 )
 
-__all__ = ["recall_body", "recall_request", "rejections", "tick_bodies"]
+__all__ = ["listed", "recall_body", "recall_request", "rejections", "tick_bodies"]
 
 #: What a caller may say of a recall besides whom it asks about.
 _OPTIONS = frozenset(RecallEnvelope.model_fields) - {"world", "tick", "queries"}
@@ -44,17 +44,25 @@ def tick_bodies(
     except ValidationError as exc:
         raise InvalidMessage(explain(exc)) from exc
     head = {"world": world, "tick": tick, "time": time}
-    if isinstance(decisions, Mapping | str | bytes):
-        msg = "decisions: a list of them is wanted, of one decision, too"
-        raise InvalidMessage(msg)
     try:
-        encoded = [(decision.get("place"), _json(decision)) for decision in decisions]
+        encoded = [(each.get("place"), _json(each)) for each in listed(decisions)]
     except (AttributeError, TypeError, ValueError, RecursionError) as exc:
         msg = f"a decision is not a mapping that JSON can say: {exc}"
         raise InvalidMessage(msg) from exc
     start = _json(head)[:-1] + b', "decisions": ['
     room = MAX_BODY_BYTES - len(start) - 2
     return [start + b",".join(part) + b"]}" for part in _parts(encoded, room)]
+
+
+def listed(decisions: Iterable[Any]) -> list[Any]:
+    """The decisions of a tick. Raises InvalidMessage where there is no list of them."""
+    msg = "decisions: a list of them is wanted, of one decision, too"
+    if isinstance(decisions, Mapping | str | bytes):
+        raise InvalidMessage(msg)
+    try:
+        return list(decisions)
+    except TypeError as exc:
+        raise InvalidMessage(msg) from exc
 
 
 def rejections(decisions: Sequence[Any], bodies: Sequence[bytes]) -> list[str]:

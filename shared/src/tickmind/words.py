@@ -117,8 +117,7 @@ class _Digests(dict[str, int | None]):
         return digest
 
 
-_kept = _Digests()
-_digest_of = _kept.__getitem__
+_digest_of = _Digests().__getitem__
 
 
 def _read(text: str) -> tuple[int, ...]:

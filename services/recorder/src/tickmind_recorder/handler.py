@@ -19,6 +19,7 @@ from tickmind.messages import MAX_NAME_CHARS
 from tickmind.policy import Policy
 from tickmind.store import recording
 from tickmind.store.context import contexts
+from tickmind.store.locking import hold_worlds
 from tickmind.store.recording import AgentId, Receipt, RejectRow
 from tickmind.topology import MAX_KEY_BYTES, TICK_ENDED_PREFIX
 from tickmind_recorder.metrics import Metrics
@@ -206,7 +207,7 @@ class Handler:
         ]
         stored = 0
         async with self._database.writing() as session:
-            await recording.hold_worlds(session, worlds.values())
+            await hold_worlds(session, worlds.values())
             if rows:
                 answered = await contexts(session, rows, agents)
                 stored = await recording.insert_memories(session, rows, answered)

@@ -35,6 +35,9 @@ STATE_DIR = "TICKMIND_STATE_DIR"
 DEFAULT_STATE_DIR = ".tickmind"
 NOTE = "stack.json"
 
+#: What follows where a command was cut off by what may pass.
+RUN_AGAIN = ": what is done stays done, run this again"
+
 #: What was told of stacks by this process.
 _noted: set[str] = set()
 
@@ -150,7 +153,7 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
             raise CommandFailed(fault)
         yield database
     except DatabaseUnavailable as exc:
-        raise CommandFailed(f"{exc}: what is done stays done, run this again") from exc
+        raise CommandFailed(f"{exc}{RUN_AGAIN}") from exc
     except (SQLAlchemyError, asyncpg.PostgresError) as exc:
         raise CommandFailed(f"PostgreSQL refused: {_first_line(exc)}") from exc
     finally:

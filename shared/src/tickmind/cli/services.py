@@ -67,14 +67,14 @@ async def _migrate(
     import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
-    from tickmind.cli.servers import CommandFailed
+    from tickmind.cli.servers import RUN_AGAIN, CommandFailed
     from tickmind.database import is_transient
 
     try:
         await upgrade(settings, report)
     except (SQLAlchemyError, asyncpg.PostgresError, OSError) as exc:
         words = str(getattr(exc, "orig", None) or exc) or type(exc).__name__
-        again = ": what is done stays done, run this again" if is_transient(exc) else ""
+        again = RUN_AGAIN if is_transient(exc) else ""
         raise CommandFailed(
             f"PostgreSQL cannot be migrated: {words.splitlines()[0]}{again}"
         ) from exc

@@ -4,7 +4,7 @@ Who waits for one may hold only what comes before it (ARCHITECTURE.md, "Locks"):
 
 1. a task's lease (`building.hold_lease`)
 2. `change_alone`: who changes spaces and generations
-3. `recording.hold_worlds`, shared, by who stores; `recording.lock_out_world`, alone
+3. `hold_worlds`, shared, by who stores; `lock_out_world`, alone
 4. `share_links`, by who links; `lock_out_links`, alone
 5. the table `pending_embedding`: `lock_out_recorders`, or what deletes its rows by cascade
 6. rows: of one text its vector, then pending rows by memory id, then jobs by hash; rejects by
@@ -16,13 +16,17 @@ ids.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 __all__ = [
     "change_alone",
+    "hold_worlds",
     "lock_out_links",
     "lock_out_recorders",
+    "lock_out_world",
     "lock_to_delete_memories",
     "share_links",
 ]
@@ -30,6 +34,8 @@ __all__ = [
 #: Keys of advisory locks, as text so that they are nobody else's by chance.
 _SPACES = int.from_bytes(b"tm-space", "big")
 _LINKS = int.from_bytes(b"tm-link\0", "big")
+#: The first of 64, which tell worlds apart: a batch of however many needs few locks.
+_WORLDS, _BUCKETS = int.from_bytes(b"tm-worl\0", "big"), 64
 
 #: Transactions that write pending rows end within this; the longest are a deletion's.
 RECORDERS_END_S = 10.0
@@ -41,6 +47,32 @@ _SHARED = text("SELECT pg_advisory_xact_lock_shared(:key)")
 async def change_alone(session: AsyncSession) -> None:
     """One command at a time changes spaces; the others wait for our end."""
     await session.execute(_ALONE, {"key": _SPACES})
+
+
+_HOLD_WORLDS = text("""
+    SELECT count(pg_advisory_xact_lock_shared(:key + bucket))
+    FROM (SELECT DISTINCT id % :buckets AS bucket
+          FROM unnest(CAST(:world_ids AS bigint[])) AS id ORDER BY bucket) AS buckets
+""")
+_LOCK_OUT_WORLD = text("""
+    SELECT id, pg_advisory_xact_lock(:key + id % :buckets) FROM world WHERE name = :world
+""")
+
+
+async def hold_worlds(session: AsyncSession, world_ids: Iterable[int]) -> None:
+    """Let nobody delete these worlds before we end. Who stores locks agents, by foreign keys, then
+    their world; who deletes comes the other way: so this is the first thing either does."""
+    parameters = {"key": _WORLDS, "buckets": _BUCKETS, "world_ids": sorted(set(world_ids))}
+    await session.execute(_HOLD_WORLDS, parameters)
+
+
+async def lock_out_world(session: AsyncSession, world: str) -> int | None:
+    """Wait for all that is being stored in a world, and hold back what comes until we end; its id.
+
+    None: there is no such world."""
+    parameters = {"key": _WORLDS, "buckets": _BUCKETS, "world": world}
+    row = (await session.execute(_LOCK_OUT_WORLD, parameters)).one_or_none()
+    return None if row is None else row.id
 
 
 async def share_links(session: AsyncSession) -> None:

@@ -289,7 +289,7 @@ async def rank(
         parameters |= {"space_id": generation.space_id, "generation_id": generation.id}
         vectors = [question.vector for question in questions if question.vector is not None]
         plan: _Plan = "all"
-        hnsw = None
+        hnsw, most = None, 0
         if weights is None and prefilter is not None:
             plan = "nearest"
             parameters |= prefilter.raw_parameters(vectors)
@@ -298,7 +298,8 @@ async def rank(
             parameters |= prefilter.parameters(
                 vectors, weights, tick=tick, half_life_ticks=half_life_ticks
             )
-            hnsw = prefilter.hnsw if "hnsw_bits" in parameters else None
+            if prefilter.hnsw is not None and "hnsw_bits" in parameters:
+                hnsw, most = prefilter.hnsw, prefilter.nearest
         statement = _statement(
             "scored.relevance" if weights is None else _BLENDED,
             _RAW if mean is None else _CENTRED,
@@ -306,7 +307,7 @@ async def rank(
             filtering=filtering,
             plan=plan,
             hnsw=hnsw,
-            most=prefilter.nearest if hnsw is not None and prefilter is not None else 0,
+            most=most,
         )
     found: list[list[Scored]] = [[] for _ in questions]
     for row in await fetch(session, statement, parameters):

@@ -22,11 +22,9 @@ __all__ = [
     "RejectRow",
     "ensure_agents",
     "ensure_worlds",
-    "hold_worlds",
     "insert_memories",
     "insert_receipts",
     "insert_rejects",
-    "lock_out_world",
 ]
 
 
@@ -112,38 +110,8 @@ async def ensure_agents(
     return found
 
 
-#: Keys of the advisory locks between storing (shared) and deleting a world (exclusive): who stores
-#: locks agents first, by foreign keys, then their world; who deletes comes the other way. "tm-worl"
-#: and a byte that tells worlds apart, so that a batch of however many needs few locks.
-_WORLD_LOCKS = 0x746D2D776F726C00
-_LOCKS = 64
-_HOLD_WORLDS = text("""
-    SELECT count(pg_advisory_xact_lock_shared(:key + bucket))
-    FROM (SELECT DISTINCT id % :locks AS bucket
-          FROM unnest(CAST(:world_ids AS bigint[])) AS id ORDER BY bucket) AS buckets
-""")
-_LOCK_OUT_WORLD = text("""
-    SELECT id, pg_advisory_xact_lock(:key + id % :locks) FROM world WHERE name = :world
-""")
-
-
-async def hold_worlds(session: AsyncSession, world_ids: Iterable[int]) -> None:
-    """Let nobody delete these worlds before our transaction ends; the first thing it does."""
-    parameters = {"key": _WORLD_LOCKS, "locks": _LOCKS, "world_ids": sorted(set(world_ids))}
-    await session.execute(_HOLD_WORLDS, parameters)
-
-
-async def lock_out_world(session: AsyncSession, world: str) -> int | None:
-    """Wait for all that is being stored in a world, and hold back what comes until we end; its id.
-
-    None: there is no such world."""
-    parameters = {"key": _WORLD_LOCKS, "locks": _LOCKS, "world": world}
-    row = (await session.execute(_LOCK_OUT_WORLD, parameters)).one_or_none()
-    return None if row is None else row.id
-
-
 # One statement: the memory and what waits for its vector stand or fall together. Which spaces
-# want vectors is read by the same statement (see `embedding.ensure_space` for its lock).
+# want vectors is read by the same statement (see `spaces.ensure_space` for its lock).
 #
 # The driver asks of each value of an array whether it is an array, too, which is half of what a
 # row costs it. So numbers come as PostgreSQL writes an array, and hashes one behind the other.

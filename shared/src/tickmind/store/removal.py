@@ -14,8 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.store.embedding import store_vectors
 from tickmind.store.inspection import drop_parked, drop_rejects
-from tickmind.store.locking import lock_out_links, lock_out_recorders, lock_to_delete_memories
-from tickmind.store.recording import lock_out_world
+from tickmind.store.locking import (
+    lock_out_links,
+    lock_out_recorders,
+    lock_out_world,
+    lock_to_delete_memories,
+)
 
 __all__ = [
     "Deleted",
