@@ -115,6 +115,11 @@ class Door:
     def release(self) -> None:
         self._flow.set()
 
+    def say(self, words: bytes) -> None:
+        """To everyone who came through, as if the server had said it."""
+        for visit in self._visits:
+            visit.outer.write(words)
+
     def desert(self) -> None:
         """Reset every connection towards the server, and say nothing to who came through: what
         they send from now on vanishes. Newcomers are served."""

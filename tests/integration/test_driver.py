@@ -120,6 +120,35 @@ async def test_server_that_ends_sessions_is_unavailable_once(
     await pool.dispose()
 
 
+#: ErrorResponse of a server that ends a session (PostgreSQL documentation, "Message Formats").
+_FIELDS = b"SFATAL\0VFATAL\0C57P01\0Mterminating connection due to administrator command\0\0"
+_FAREWELL = b"E" + (4 + len(_FIELDS)).to_bytes(4, "big") + _FIELDS
+
+
+@pytest.mark.parametrize("by", ["the driver", "SQLAlchemy", "a transaction"])
+async def test_farewell_that_comes_before_the_end_is_unavailable_once(
+    postgres: LocalPostgres, database: Database, by: str
+) -> None:
+    """The driver then has a state of its own to complain of, and no SQLSTATE."""
+    async with door(postgres.socket_dir / ".s.PGSQL.5432") as opened:
+        url = f"postgresql://postgres@127.0.0.1:{opened.port}/{database.engine.url.database}"
+        pool = _pool(DatabaseSettings(database_url=SecretStr(url)))
+
+        async def server() -> int:
+            async with pool.writing() if by == "a transaction" else pool.reading() as session:
+                if by == "the driver":
+                    return await _server(session)
+                return int((await session.execute(text(_SERVER.sql))).scalar_one())
+
+        before = await server()
+        opened.say(_FAREWELL)
+        await asyncio.sleep(0.1)  # until the driver has heard it
+        with pytest.raises(DatabaseUnavailable):
+            await server()
+        assert await server() != before
+        await pool.dispose()
+
+
 async def test_connection_that_died_in_silence_is_dropped_with_what_was_cut_off_on_it(
     postgres: LocalPostgres, database: Database
 ) -> None:

@@ -25,6 +25,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from tickmind.driver import DRIVER_ERRORS
 from tickmind.errors import ConfigurationError, TransientError
 from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
@@ -59,10 +60,6 @@ _LOOKUPS = {
 }
 
 _SSL_MODES = get_args(SslMode)
-
-#: What the driver raises by itself where SQLAlchemy does not stand between: while a connection that
-#: was just opened learns its types.
-_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError)
 
 #: A process that is frozen, or gone without a word, holds its locks no longer than this. Ours wait
 #: for nothing within a transaction but PostgreSQL, and half a second for arithmetic.
@@ -116,6 +113,8 @@ def is_transient(exc: BaseException) -> bool:
         return code.startswith(_TRANSIENT_CLASSES) or code in _TRANSIENT_CODES
     if isinstance(exc, asyncpg.InterfaceError):
         return not isinstance(exc, asyncpg.DataError)
+    if _is_of_its_state(exc):
+        return True
     if not isinstance(exc, DBAPIError):
         return False
     if isinstance(exc.orig.__cause__ if exc.orig else None, asyncpg.DataError):
@@ -249,7 +248,7 @@ class Database:
         self.pgbouncer = settings.database_pgbouncer
         # Made once: each making costs 0.1 ms, more than many a statement.
         self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        event.listen(self.engine.sync_engine, "handle_error", _drop_read_only)
+        event.listen(self.engine.sync_engine, "handle_error", _drop_unusable)
         #: What was opened, for when it takes no leave.
         self._opened: WeakSet[asyncpg.Connection[asyncpg.Record]] = WeakSet()
         self._vectors = vectors
@@ -291,7 +290,7 @@ class Database:
         try:
             async with AsyncSession(bind, expire_on_commit=False, autoflush=False) as session:
                 yield session
-        except (*_DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
+        except (*DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):
                 msg = f"PostgreSQL is not able to serve this now ({_brief(exc)})"
                 raise DatabaseUnavailable(msg) from exc
@@ -306,7 +305,7 @@ class Database:
         except DatabaseUnavailable as exc:
             return str(exc)
         except (
-            *_DRIVER_ERRORS,
+            *DRIVER_ERRORS,
             DBAPIError,
         ) as exc:  # a right that is missing, say: for a person to mend
             return f"PostgreSQL does not answer as it should ({_brief(exc)})"
@@ -347,10 +346,20 @@ async def _register(connection: Any) -> None:
         await register_vector(connection, schema=schema)
 
 
-def _drop_read_only(context: ExceptionContext) -> None:
-    """A session stuck on a node that became read-only is closed, so that the pool moves on."""
+def _is_of_its_state(exc: BaseException) -> bool:
+    """Whether the driver was in no state to send anything: the server's farewell has come, and the
+    end of the connection not yet."""
+    orig = getattr(exc, "orig", exc)
+    return isinstance(orig, asyncpg.InternalClientError) or isinstance(
+        getattr(orig, "__cause__", None), asyncpg.InternalClientError
+    )
+
+
+def _drop_unusable(context: ExceptionContext) -> None:
+    """A session stuck on a node that became read-only is closed, so that the pool moves on; and one
+    that the driver cannot use, whose end it has not seen."""
     original = context.original_exception
-    if sqlstate(original) == "25006":
+    if sqlstate(original) == "25006" or _is_of_its_state(original):
         context.is_disconnect = True
         context.invalidate_pool_on_disconnect = True
 

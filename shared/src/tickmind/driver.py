@@ -20,7 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from tickmind.statement_spans import statement_span
 
-__all__ = ["Statement", "fetch", "numbered"]
+__all__ = ["DRIVER_ERRORS", "Statement", "fetch", "numbered"]
+
+#: What the driver raises by itself where SQLAlchemy does not stand between. The last is of its own
+#: state: a server's farewell has come, say, and the end of the connection not yet.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 #: PostgreSQL ends a statement within milliseconds of being told to. What has not ended by then is
 #: on a connection that died in silence.
@@ -60,7 +64,7 @@ async def fetch(
     except asyncio.CancelledError:
         await _ended(connection, raw)
         raise
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as exc:
+    except (*DRIVER_ERRORS, OSError) as exc:
         if raw.is_closed() or not _is_of_the_statement(exc):
             # SQLAlchemy sees for itself, and drops whatever else died with the server.
             await connection.exec_driver_sql("SELECT 1")
@@ -81,5 +85,5 @@ async def _ended(connection: AsyncConnection, raw: asyncpg.Connection[asyncpg.Re
     try:
         async with asyncio.timeout(_END_S):
             await raw.execute("SELECT 1")
-    except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    except (TimeoutError, *DRIVER_ERRORS, OSError):
         await connection.invalidate()

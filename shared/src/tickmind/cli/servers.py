@@ -141,10 +141,10 @@ def broker_settings() -> BrokerSettings:
 @asynccontextmanager
 async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """A database with our schema. Raises CommandFailed, also for what fails inside."""
-    import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
     from tickmind.database import Database, DatabaseUnavailable
+    from tickmind.driver import DRIVER_ERRORS
 
     database = Database(settings, application="tickmind-cli")
     try:
@@ -154,7 +154,7 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
         yield database
     except DatabaseUnavailable as exc:
         raise CommandFailed(f"{exc}{RUN_AGAIN}") from exc
-    except (SQLAlchemyError, asyncpg.PostgresError) as exc:
+    except (SQLAlchemyError, *DRIVER_ERRORS) as exc:
         raise CommandFailed(f"PostgreSQL refused: {_first_line(exc)}") from exc
     finally:
         await database.dispose()

@@ -64,15 +64,15 @@ def migrate() -> None:
 async def _migrate(
     upgrade: Callable[..., Any], settings: DatabaseSettings, report: Callable[[str], None]
 ) -> None:
-    import asyncpg
     from sqlalchemy.exc import SQLAlchemyError
 
     from tickmind.cli.servers import RUN_AGAIN, CommandFailed
     from tickmind.database import is_transient
+    from tickmind.driver import DRIVER_ERRORS
 
     try:
         await upgrade(settings, report)
-    except (SQLAlchemyError, asyncpg.PostgresError, OSError) as exc:
+    except (SQLAlchemyError, *DRIVER_ERRORS, OSError) as exc:
         words = str(getattr(exc, "orig", None) or exc) or type(exc).__name__
         again = RUN_AGAIN if is_transient(exc) else ""
         raise CommandFailed(
