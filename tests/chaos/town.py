@@ -40,7 +40,8 @@ from tests.chaos.network import Doors, open_doors
 from tests.chaos.replay import Trace
 from tests.chaos.stack import Stack
 from tickmind import MemoryClient
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.running import Provider, running_provider
 from tickmind.policy import default_policy

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from tests.proxy import door
 from tests.recording import count, database_behind
 from tickmind import database as module
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.local.postgres import LocalPostgres
 from tickmind.settings import DatabaseSettings
 

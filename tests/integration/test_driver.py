@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tests.proxy import door
 from tests.running import eventually
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.driver import fetch, numbered
 from tickmind.local.postgres import LocalPostgres
 from tickmind.settings import DatabaseSettings

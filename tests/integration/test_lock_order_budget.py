@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.interleaving import crossed, deadlocks
 from tests.remembering import counted
 from tickmind.budget import Budget, Reserved
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.limits import Limit
 from tickmind.settings import DatabaseSettings
 from tickmind.store import budget as store

@@ -12,7 +12,8 @@ from tests.remembering import counted, insert, remember
 from tests.running import eventually
 from tickmind import database as database_module
 from tickmind.cli.servers import CommandFailed, open_database
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.settings import DatabaseSettings
 from tickmind.store import locking, removal
 from tickmind.store.spaces import Space, ensure_space

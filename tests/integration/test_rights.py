@@ -18,7 +18,8 @@ from tests.deployed import run_script
 from tests.remembering import counted, known, remember
 from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
-from tickmind.database import Database, sqlstate
+from tickmind.database import Database
+from tickmind.database_errors import sqlstate
 from tickmind.hashed import hash_embed
 from tickmind.local.postgres import LocalPostgres
 from tickmind.local.provider.running import Provider

@@ -22,7 +22,8 @@ from tests.deployed import SERVICES, Deployed, of_chart, of_compose, run_script,
 from tests.running import SOUND, running, settings_for, settled
 from tickmind import MemoryClient
 from tickmind.connecting import connect
-from tickmind.database import Database, sqlstate
+from tickmind.database import Database
+from tickmind.database_errors import sqlstate
 from tickmind.local.postgres import LocalPostgres
 from tickmind.local.rabbitmq import LocalRabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings

@@ -11,7 +11,8 @@ import pytest
 from opentelemetry.context import Context
 from prometheus_client import CollectorRegistry
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.errors import PermanentError
 from tickmind.policy import default_policy
 from tickmind.settings import DatabaseSettings

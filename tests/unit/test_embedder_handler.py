@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from tickmind.database import DatabaseUnavailable
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.errors import ConfigurationError
 from tickmind.store.embedding import Swept
 from tickmind.store.jobs import Job

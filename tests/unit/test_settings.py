@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from tickmind.broker import create_broker
 from tickmind.connecting import url_for
-from tickmind.database import Database, _address
+from tickmind.database import Database
+from tickmind.database_url import address
 from tickmind.errors import ConfigurationError
 from tickmind.settings import (
     BrokerSettings,
@@ -165,7 +166,7 @@ def test_sslmode_means_what_libpq_means(source: str, mode: str, ca: bool, means:
         given = {"database_sslmode": mode} | ({"database_ca_file": _CA} if ca else {})
         settings = DatabaseSettings.model_validate(given)
 
-    tls = _address(settings)[1]["ssl"]
+    tls = address(settings)[1]["ssl"]
 
     if isinstance(tls, ssl.SSLContext):
         assert (tls.verify_mode, tls.check_hostname) == means
@@ -182,7 +183,7 @@ def test_a_ca_that_is_named_is_looked_at_unless_the_mode_says_otherwise(source: 
         if source == "url"
         else DatabaseSettings(database_ca_file=_CA)
     )
-    tls = _address(settings)[1]["ssl"]
+    tls = address(settings)[1]["ssl"]
     assert isinstance(tls, ssl.SSLContext)
     assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_REQUIRED, True)
 
@@ -216,7 +217,7 @@ def test_a_socket_directory_is_taken_as_libpq_does() -> None:
         DatabaseSettings(database_url=SecretStr("postgresql://u@/db?host=/run/pg")),
         DatabaseSettings(database_host="/run/pg", database_user="u", database_name="db"),
     ):
-        url, arguments = _address(settings)
+        url, arguments = address(settings)
         assert (arguments["host"], arguments["ssl"]) == ("/run/pg", "disable")
         assert (url.username, url.database) == ("u", "db")
 

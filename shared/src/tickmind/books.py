@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.database import Database, DatabaseUnavailable, ended_within
+from tickmind.database import Database, ended_within
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.pieces import estimate_tokens
 from tickmind.store import budget as store
 from tickmind.store.budget import Purpose

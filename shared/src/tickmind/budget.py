@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tickmind.books import Books, TokenEstimate, writing
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.errors import EmbeddingUnavailable, TextRefused
 from tickmind.limits import Limit
 from tickmind.store import budget as store

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, get_args
+from typing import Any
 from weakref import WeakSet
 
 import asyncpg
 from pgvector.asyncpg import register_vector
-from sqlalchemy import URL, Connection, event, make_url, text
+from sqlalchemy import Connection, event, text
 from sqlalchemy.engine.interfaces import ExceptionContext
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    InterfaceError,
-    OperationalError,
-    SQLAlchemyError,
-)
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from tickmind.database_errors import (
+    DatabaseUnavailable,
+    brief,
+    is_of_the_drivers_state,
+    is_transient,
+    sqlstate,
+)
+from tickmind.database_url import address
 from tickmind.driver import DRIVER_ERRORS
-from tickmind.errors import ConfigurationError, TransientError
-from tickmind.hosts import names_host
 from tickmind.schema import SCHEMA_VERSION
-from tickmind.settings import DatabaseSettings, SslMode, tls_context
+from tickmind.settings import DatabaseSettings
 from tickmind.statement_spans import trace_statements
 from tickmind.telemetry import log
 from tickmind.tracing import tracing
 
-__all__ = [
-    "Database",
-    "DatabaseUnavailable",
-    "ended_within",
-    "is_transient",
-    "pgvector_version",
-    "schema_fault",
-    "server_version",
-    "sqlstate",
-]
+__all__ = ["Database", "ended_within", "pgvector_version", "schema_fault", "server_version"]
 
 
 _logger = logging.getLogger("tickmind.database")
@@ -59,20 +48,12 @@ _LOOKUPS = {
     "enable_seqscan": "off",
 }
 
-_SSL_MODES = get_args(SslMode)
-
 #: A process that is frozen, or gone without a word, holds its locks no longer than this. Ours wait
 #: for nothing within a transaction but PostgreSQL, and half a second for arithmetic.
 IDLE_S = 60.0
 
 #: A server that is there closes a connection within milliseconds.
 _GOODBYE_S = 2.0
-
-
-class DatabaseUnavailable(TransientError):
-    """PostgreSQL cannot be reached, or is not able to serve this now."""
-
-    reason = "database"
 
 
 @asynccontextmanager
@@ -86,122 +67,6 @@ async def ended_within(most_s: float, database: Database) -> AsyncIterator[None]
         database.distrust()
         msg = f"PostgreSQL did not answer within {most_s:g} s"
         raise DatabaseUnavailable(msg) from exc
-
-
-# SQLSTATE classes and codes that another try may cure (PostgreSQL documentation, appendix A):
-# 08 connection, 28 and 3D a user or database that an operator is about to make (or a password
-# about to follow its rotation), 40 rollback and deadlock, 53 out of resources, 57P0x shutting
-# down, 55P03 lock not available, 25006 a node that became read-only, 25P03 idle for too long, 57014
-# cancelled.
-_TRANSIENT_CLASSES = ("08", "28", "3D", "40", "53", "57P0")
-_TRANSIENT_CODES = frozenset({"25006", "25P03", "55P03", "57014"})
-
-
-def sqlstate(exc: BaseException) -> str | None:
-    """SQLSTATE of a driver's error, where it has one."""
-    orig = getattr(exc, "orig", exc)
-    code = getattr(orig, "sqlstate", None)
-    return code if isinstance(code, str) else None
-
-
-def is_transient(exc: BaseException) -> bool:
-    """Whether the same statement may succeed later."""
-    if isinstance(exc, PoolTimeout | OSError | TimeoutError | DatabaseUnavailable):
-        return True
-    code = sqlstate(exc)
-    if code is not None:
-        return code.startswith(_TRANSIENT_CLASSES) or code in _TRANSIENT_CODES
-    if isinstance(exc, asyncpg.InterfaceError):
-        return not isinstance(exc, asyncpg.DataError)
-    if _is_of_its_state(exc):
-        return True
-    if not isinstance(exc, DBAPIError):
-        return False
-    if isinstance(exc.orig.__cause__ if exc.orig else None, asyncpg.DataError):
-        return False  # a parameter that does not fit its type
-    return exc.connection_invalidated or isinstance(exc, InterfaceError | OperationalError)
-
-
-def _tls(mode: str, ca_file: Any, *, of_url: bool) -> ssl.SSLContext | str:
-    """libpq's sslmode for asyncpg: its own words for the lax ones, a context with a CA.
-
-    `of_url`: the URL names the CA. Raises ConfigurationError for one that cannot be read.
-    """
-    if mode in ("disable", "prefer") or (mode == "require" and ca_file is None):
-        return mode
-    try:
-        context = tls_context(ca_file, "TICKMIND_DATABASE_CA_FILE")
-    except ConfigurationError:
-        if not of_url:
-            raise
-        msg = "TICKMIND_DATABASE_URL: sslrootcert names no readable PEM certificate"
-        raise ConfigurationError(msg) from None  # of a URL nothing is repeated
-    context.check_hostname = mode == "verify-full"
-    return context
-
-
-def _address(settings: DatabaseSettings) -> tuple[URL, dict[str, Any]]:
-    """SQLAlchemy URL and asyncpg arguments. Raises ConfigurationError."""
-    ca_file = settings.database_ca_file
-    mode = settings.database_sslmode if "database_sslmode" in settings.model_fields_set else None
-    if settings.database_url is None:
-        password = settings.database_password
-        url = URL.create(
-            "postgresql+asyncpg",
-            username=settings.database_user,
-            password=password.get_secret_value() if password else None,
-            host=settings.database_host.removeprefix("[").removesuffix("]"),
-            port=settings.database_port,
-            database=settings.database_name,
-        )
-    else:
-        try:
-            url = make_url(settings.database_url.get_secret_value())
-        except (ArgumentError, ValueError):  # the cause would print the password
-            msg = "TICKMIND_DATABASE_URL must look like postgresql://user:password@host:5432/name"
-            raise ConfigurationError(msg) from None
-        if url.get_backend_name() not in ("postgresql", "postgres"):
-            msg = "TICKMIND_DATABASE_URL must begin with postgresql://"
-            raise ConfigurationError(msg)
-        url = url.set(drivername="postgresql+asyncpg")
-        _check(url)
-    arguments: dict[str, Any] = {}
-    query = dict(url.query)
-    given_mode = query.pop("sslmode", mode)
-    ca_of_url = "sslrootcert" in query
-    given_ca = query.pop("sslrootcert", ca_file)
-    if given_mode is None:  # who names a CA wants it to be looked at
-        given_mode = settings.database_sslmode if given_ca is None else "verify-full"
-    socket_dir = query.pop("host", None)
-    if query:
-        msg = f"TICKMIND_DATABASE_URL: unknown parameter {', '.join(sorted(query))}"
-        raise ConfigurationError(msg)
-    url = url.set(query={})
-    host = str(socket_dir or url.host or "localhost")
-    if host.startswith("/"):
-        arguments["host"] = host
-        url = url.set(host=None)
-        given_mode = "disable"  # a Unix socket knows no TLS
-    arguments["ssl"] = _tls(str(given_mode), given_ca, of_url=ca_of_url)
-    return url, arguments
-
-
-def _check(url: URL) -> None:
-    """What the driver would only tell when it connects, and not by its kind. Raises
-    ConfigurationError."""
-    if url.host and not names_host(url.host):
-        msg = "TICKMIND_DATABASE_URL names no host that there could be"
-        raise ConfigurationError(msg)
-    if url.port is not None and not 1 <= url.port <= 65535:
-        msg = "TICKMIND_DATABASE_URL: the port must be between 1 and 65535"
-        raise ConfigurationError(msg)
-    for name, value in url.query.items():
-        if not isinstance(value, str):
-            msg = f"TICKMIND_DATABASE_URL: {name} is there twice"
-            raise ConfigurationError(msg)
-    if url.query.get("sslmode", _SSL_MODES[0]) not in _SSL_MODES:
-        msg = f"TICKMIND_DATABASE_URL: sslmode must be one of {', '.join(_SSL_MODES)}"
-        raise ConfigurationError(msg)
 
 
 class Database:
@@ -220,7 +85,7 @@ class Database:
         vectors: bool = True,
         lookups: bool = False,
     ) -> None:
-        url, arguments = _address(settings)
+        url, arguments = address(settings)
         if settings.database_pgbouncer:
             # In transaction mode the next message may reach another server connection: keep no
             # prepared statement, and name none. One without a name the driver sends again with its
@@ -292,7 +157,7 @@ class Database:
                 yield session
         except (*DRIVER_ERRORS, SQLAlchemyError, OSError, TimeoutError) as exc:
             if is_transient(exc):
-                msg = f"PostgreSQL is not able to serve this now ({_brief(exc)})"
+                msg = f"PostgreSQL is not able to serve this now ({brief(exc)})"
                 raise DatabaseUnavailable(msg) from exc
             raise
 
@@ -308,7 +173,7 @@ class Database:
             *DRIVER_ERRORS,
             DBAPIError,
         ) as exc:  # a right that is missing, say: for a person to mend
-            return f"PostgreSQL does not answer as it should ({_brief(exc)})"
+            return f"PostgreSQL does not answer as it should ({brief(exc)})"
 
     def distrust(self) -> None:
         """Something did not answer: what was connected before now is connected anew before it is
@@ -331,12 +196,6 @@ class Database:
             await self.engine.dispose()
 
 
-def _brief(exc: BaseException) -> str:
-    """The cause in a line, without the statement and its parameters (texts are private)."""
-    orig = getattr(exc, "orig", None) or exc
-    return f"{type(orig).__name__}: {str(orig).splitlines()[0] if str(orig) else 'no details'}"
-
-
 async def _register(connection: Any) -> None:
     schema = await connection.fetchval(
         "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace"
@@ -346,20 +205,11 @@ async def _register(connection: Any) -> None:
         await register_vector(connection, schema=schema)
 
 
-def _is_of_its_state(exc: BaseException) -> bool:
-    """Whether the driver was in no state to send anything: the server's farewell has come, and the
-    end of the connection not yet."""
-    orig = getattr(exc, "orig", exc)
-    return isinstance(orig, asyncpg.InternalClientError) or isinstance(
-        getattr(orig, "__cause__", None), asyncpg.InternalClientError
-    )
-
-
 def _drop_unusable(context: ExceptionContext) -> None:
     """A session stuck on a node that became read-only is closed, so that the pool moves on; and one
     that the driver cannot use, whose end it has not seen."""
     original = context.original_exception
-    if sqlstate(original) == "25006" or _is_of_its_state(original):
+    if sqlstate(original) == "25006" or is_of_the_drivers_state(original):
         context.is_disconnect = True
         context.invalidate_pool_on_disconnect = True
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 
 from tickmind.budget import Budget, Reserved
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.embedding import Provider, Reply, Unmetered
 from tickmind.errors import EmbeddingUnavailable, ParameterRefused, ProviderRefused, TextRefused
 from tickmind.settings import EmbeddingSettings

@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from tickmind.database import DatabaseUnavailable
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.store import building, dropping
 from tickmind.store.building import Build
 from tickmind.store.signing import Signers

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from sqlalchemy.exc import SQLAlchemyError
 
 from tickmind.books import Books, TokenEstimate, writing
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.errors import EmbeddingUnavailable
 from tickmind.limits import Limit
 from tickmind.store import budget as store

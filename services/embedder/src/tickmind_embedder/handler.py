@@ -14,7 +14,8 @@ from uuid import uuid4
 import numpy as np
 
 from tickmind.clean import is_blank
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.embedding import Embedder
 from tickmind.errors import ConfigurationError, EmbeddingUnavailable
 from tickmind.serving import name_of

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.jobs import Job

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.exc import SQLAlchemyError
 
-from tickmind.database import Database, DatabaseUnavailable
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable
 from tickmind.limits import Limit, written
 from tickmind.store.budget import blocked
 from tickmind.store.waiting import budget_used, pending

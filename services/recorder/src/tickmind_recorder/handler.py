@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from tickmind.database import Database, DatabaseUnavailable, sqlstate
+from tickmind.database import Database
+from tickmind.database_errors import DatabaseUnavailable, sqlstate
 from tickmind.decoding import DecodedTick, Rejected, decode_tick
 from tickmind.errors import InvalidMessage, MessageTooLarge, PermanentError
 from tickmind.grading import Graded, grade

@@ -143,7 +143,8 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     """A database with our schema. Raises CommandFailed, also for what fails inside."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    from tickmind.database import Database, DatabaseUnavailable
+    from tickmind.database import Database
+    from tickmind.database_errors import DatabaseUnavailable
     from tickmind.driver import DRIVER_ERRORS
 
     database = Database(settings, application="tickmind-cli")

@@ -67,7 +67,7 @@ async def _migrate(
     from sqlalchemy.exc import SQLAlchemyError
 
     from tickmind.cli.servers import RUN_AGAIN, CommandFailed
-    from tickmind.database import is_transient
+    from tickmind.database_errors import is_transient
     from tickmind.driver import DRIVER_ERRORS
 
     try:
