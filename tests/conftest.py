@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 from pydantic import SecretStr
 
+from tests.brokers import install_rabbitmq
 from tests.mutating import Fuzzing
 from tests.virtual_hosts import add_virtual_hosts
 from tickmind.database import Database
@@ -23,7 +24,6 @@ from tickmind.local.postgres import LocalPostgres, running_postgres
 from tickmind.local.provider.options import ProviderOptions
 from tickmind.local.provider.running import Provider, running_provider
 from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
-from tickmind.local.rabbitmq_install import ensure_rabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind_migrations import upgrade
 
@@ -102,7 +102,7 @@ async def postgres(state_dir: Path) -> AsyncIterator[LocalPostgres]:
 @pytest.fixture(scope="session")
 async def rabbitmq(state_dir: Path) -> AsyncIterator[LocalRabbitmq]:
     """A broker of our own; RabbitMQ itself is installed where this machine has none."""
-    await ensure_rabbitmq(assume_yes=True, ask=None)
+    await install_rabbitmq()
     async with running_rabbitmq(state_dir / "rabbitmq") as broker:
         yield broker
 

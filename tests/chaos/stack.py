@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from tests.brokers import install_rabbitmq
 from tests.virtual_hosts import add_virtual_hosts
 from tickmind.local.postgres import LocalPostgres, running_postgres
 from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
-from tickmind.local.rabbitmq_install import ensure_rabbitmq
 from tickmind.settings import BrokerSettings, DatabaseSettings
 from tickmind_migrations import upgrade
 
@@ -55,7 +55,7 @@ async def running_stack() -> AsyncIterator[Stack]:
 
     Raises StartFailed or ConfigurationError where a server does not start.
     """
-    await ensure_rabbitmq(assume_yes=True, ask=None)
+    await install_rabbitmq()
     # /var/tmp: a real disk that the servers' system users can reach.
     state_dir = Path(tempfile.mkdtemp(prefix="tickmind-chaos-", dir="/var/tmp"))
     state_dir.chmod(0o755)

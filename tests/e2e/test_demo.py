@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.brokers import install_rabbitmq
 from tests.commands import Cli
 from tickmind.decoding import decode_tick
 from tickmind.grading import grade
-from tickmind.local.rabbitmq_install import ensure_rabbitmq
 from tickmind.local.town import load_questions, load_ticks, town_path
 from tickmind.policy import default_policy
 
@@ -38,7 +38,7 @@ async def here(state_dir: Path) -> Path:
 
     Its name is short, since it ends up in the path of a socket, of which 107 bytes count.
     """
-    await ensure_rabbitmq(assume_yes=True, ask=None)
+    await install_rabbitmq()
     path = Path(mkdtemp(prefix="e", dir=state_dir))
     path.chmod(0o755)
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 
 from tickmind.errors import TransientError
 
@@ -17,18 +18,19 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 #: What this process has given away: a port stays free until its server binds it, seconds later.
-_given: set[int] = set()
+#: Until then no other process is to find it free either.
+_given: dict[int, socket.socket | None] = {}
 
 
 def free_port(preferred: int | None = None) -> int:
     """A loopback TCP port nobody listens on, `preferred` if it is still free."""
     if preferred is not None and preferred not in _given and _bindable(preferred):
-        _given.add(preferred)
+        _given[preferred] = None
         return preferred
     for _ in range(1000):
         port = PORTS[secrets.randbelow(len(PORTS))]
-        if port not in _given and _bindable(port):
-            _given.add(port)
+        if port not in _given and (held := _held(port)) is not None:
+            _given[port] = _shared(held)
             return port
     raise TransientError(
         f"No free port between {PORTS.start} and {PORTS.stop} on {LOOPBACK}: "
@@ -38,7 +40,31 @@ def free_port(preferred: int | None = None) -> int:
 
 def release_port(port: int) -> None:
     """Allow `port` to be given away again, once its server has ended."""
-    _given.discard(port)
+    held = _given.pop(port, None)
+    if held is not None:
+        held.close()
+
+
+def _held(port: int) -> socket.socket | None:
+    """Bound to the port, as nobody else is; None: somebody is."""
+    probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        probe.bind((LOOPBACK, port))
+    except OSError:
+        probe.close()
+        return None
+    return probe
+
+
+def _shared(held: socket.socket) -> socket.socket | None:
+    """Bound still, so that nobody else finds the port free, but not in the way of its server. Other
+    systems than Linux would not let a server have it, whatever it asks for."""
+    if sys.platform != "linux":
+        held.close()
+        return None
+    # Two that both ask for this may be bound to one port as long as neither listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
 
 
 def _bindable(port: int) -> bool:
