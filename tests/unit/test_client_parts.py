@@ -166,7 +166,7 @@ def _tower() -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "decision",
-    [{"agent": object()}, {"agent": b"bob"}, {"agent": {1, 2}}, "bob", 5, None, [1]],
+    [{"agent": 1j}, {"agent": b"bob"}, {"agent": {1, 2}}, "bob", 5, None, [1]],
     ids=str,
 )
 def test_refuses_a_decision_that_json_cannot_say(decision: Any) -> None:
