@@ -66,7 +66,7 @@ def test_layout_of_the_architecture_names_every_module() -> None:
 def test_habits_named_in_a_document_exist(document: str) -> None:
     """`./dev WORD` is one of its own words or a command of tickmind."""
     script = (ROOT / "dev").read_text(encoding="utf-8")
-    own = set(re.findall(r"^([a-z]+)\) ", script, re.MULTILINE)) | {"help"}
+    own = set(re.findall(r"^([a-z]+)\)", script, re.MULTILINE)) | {"help"}
     root = typer.main.get_command(create_app())
     assert isinstance(root, TyperGroup)
     text = (ROOT / document).read_text(encoding="utf-8")
