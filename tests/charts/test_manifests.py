@@ -104,7 +104,7 @@ def test_services_lead_to_ports_that_are_open(values: str) -> None:
 @all_values
 def test_probes_ask_what_the_services_open_and_liveness_no_dependency(values: str) -> None:
     """case 46: with the database down a pod is unready and is not restarted."""
-    app = App(name="any", needs={}, checks={}, work=lambda _: _never())
+    app = App(name="any", needs={}, checks={}, work=lambda _: _never(), close=_never)
     paths = {
         getattr(route, "path", "") for route in _health_app(app, _State(), Watching(())).routes
     }

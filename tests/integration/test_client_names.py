@@ -85,7 +85,9 @@ async def test_connects_with_odd_names_over_ipv6_and_tls(
             receipt = await memory.publish_tick("town-7", 9, [_TALK], timeout_s=1)
             assert (receipt.confirmed, receipt.reason) == (False, "connection")
         distrusting = settings.model_copy(update={"amqp_ca_file": stranger})
-        fault = await recorder(database_settings, distrusting).needs["broker"]()
+        distrusted = recorder(database_settings, distrusting)
+        fault = await distrusted.needs["broker"]()
+        await distrusted.close()
         assert fault is not None
         assert "certificate verify failed" in fault
         assert _ODD not in fault

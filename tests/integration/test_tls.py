@@ -151,10 +151,13 @@ async def test_a_postgresql_with_ssl_on_is_reached_over_tls_and_a_stranger_is_no
         servers = SecureServers(
             postgres=server.door, rabbitmq=secure.rabbitmq, database_name="postgres"
         )
-        for app in _apps(servers.database(), servers.broker()):
+        apps = _apps(servers.database(), servers.broker())
+        for app in apps:
             fault = await app.needs["database"]()
             assert fault == "the database has no tickmind schema yet: run tickmind migrate"
         sessions = await server.sessions()
+        for app in apps:
+            await app.close()
         assert {f"tickmind-{name}" for name in ("recorder", "embedder", "retriever")} <= {*sessions}
         assert all(sessions.values()), sessions
         migrated = await Cli(tmp_path, _environment(servers.database(), servers.broker()))(
@@ -263,6 +266,7 @@ async def _refused(
             assert fault is not None, (app.name, name)
             assert why in fault, (app.name, name)
             told.append(fault)
+        await app.close()
     environment = _environment(database, broker)
     cli = Cli(where, environment)
     for arguments in (["migrate"], ["status"], ["recall", "town", "alice", "fish", "--tick", "2"]):

@@ -46,13 +46,15 @@ class App:
     looked up for its metrics.
 
     `work` runs until `stop` is set, finishes what is in flight and returns; what it raises ends
-    the process.
+    the process. `close` ends the connections that were opened to find out whether it can begin; it
+    may be called twice.
     """
 
     name: str
     needs: Mapping[str, Check]
     checks: Mapping[str, Check]
     work: Callable[[asyncio.Event], Coroutine[None, None, None]]
+    close: Callable[[], Coroutine[None, None, None]]
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     notes: Mapping[str, Check] = field(default_factory=dict)
     watches: Sequence[Watch] = ()
@@ -164,6 +166,7 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
         server.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(serving, return_exceptions=True)
+        await app.close()
         log(_logger, logging.INFO, "stopped")
 
 

@@ -90,6 +90,7 @@ def create_app(settings: EmbedderSettings) -> App:
         needs=needs,
         checks=checks,
         work=work,
+        close=database.dispose,
         registry=registry,
         notes={"space": lanes.note},
         watches=watches,

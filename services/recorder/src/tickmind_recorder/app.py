@@ -146,6 +146,7 @@ def create_app(settings: RecorderSettings) -> App:
             "broker": consumer_check(broker, topology.RECORDER_QUEUE),
         },
         work=work,
+        close=database.dispose,
         registry=registry,
         watches=(queue_watch(registry, broker),),
     )

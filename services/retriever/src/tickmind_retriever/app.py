@@ -195,6 +195,7 @@ def create_app(settings: RetrieverSettings) -> App:
             "space": space,
         },
         work=work,
+        close=database.dispose,
         registry=registry,
         notes={"space": spaces.note},
         watches=(queue_watch(registry, broker),),
