@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -18,8 +19,9 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 #: What this process has given away: a port stays free until its server binds it, seconds later.
-#: Until then no other process is to find it free either.
-_given: dict[int, socket.socket | None] = {}
+#: Until then no other process is to find it free either: by a file descriptor that is bound to it,
+#: which ends with this process at the latest.
+_given: dict[int, int | None] = {}
 
 
 def free_port(preferred: int | None = None) -> int:
@@ -42,7 +44,7 @@ def release_port(port: int) -> None:
     """Allow `port` to be given away again, once its server has ended."""
     held = _given.pop(port, None)
     if held is not None:
-        held.close()
+        os.close(held)
 
 
 def _held(port: int) -> socket.socket | None:
@@ -56,7 +58,7 @@ def _held(port: int) -> socket.socket | None:
     return probe
 
 
-def _shared(held: socket.socket) -> socket.socket | None:
+def _shared(held: socket.socket) -> int | None:
     """Bound still, so that nobody else finds the port free, but not in the way of its server. Other
     systems than Linux would not let a server have it, whatever it asks for."""
     if sys.platform != "linux":
@@ -64,7 +66,7 @@ def _shared(held: socket.socket) -> socket.socket | None:
         return None
     # Two that both ask for this may be bound to one port as long as neither listens.
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return held
+    return held.detach()
 
 
 def _bindable(port: int) -> bool:
