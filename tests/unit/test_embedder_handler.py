@@ -212,6 +212,28 @@ async def test_hint_during_a_sweep_causes_another() -> None:
     assert handler.sweeps == 2
 
 
+async def test_sweep_that_had_to_wait_for_others_is_soon_followed_by_the_next() -> None:
+    """Not after ten times as long, as one would be that had so much to do."""
+    handler = Scripted(0, lambda _: None)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    ended: list[float] = []
+
+    async def sweep(*, full: bool, go_on: Callable[[Swept], bool]) -> None:
+        assert full  # nobody hints
+        if not ended:
+            await asyncio.sleep(2)  # behind a lock
+        go_on(_swept(1, 1, 1))
+        ended.append(loop.time())
+        if len(ended) == 2:
+            stop.set()
+
+    handler.sweep = sweep  # type: ignore[method-assign]
+    async with asyncio.timeout(30):
+        await Worker(handler, concurrency=1, sweep_s=0.05).run(stop)  # type: ignore[arg-type]
+    assert ended[1] - ended[0] < 10
+
+
 def _swept(highest: int, running_from: int, begun_until: int) -> Swept:
     return Swept(
         seen=1,
