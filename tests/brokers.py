@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tickmind.local.rabbitmq_install import ensure_rabbitmq
 
 __all__ = ["install_rabbitmq"]
 
-_LOCK = Path(tempfile.gettempdir()) / "tickmind-test-install.lock"
+_LOCK = Path(tempfile.gettempdir()) / f"tickmind-test-install-{os.getuid()}.lock"
 
 
 async def install_rabbitmq() -> None:
@@ -20,3 +21,7 @@ async def install_rabbitmq() -> None:
     with _LOCK.open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         await ensure_rabbitmq(assume_yes=True, ask=None)
+
+
+if __name__ == "__main__":
+    asyncio.run(install_rabbitmq())

@@ -1,4 +1,4 @@
-"""What the tests share: one real PostgreSQL and one real RabbitMQ a session, started here.
+"""What the tests share: one real PostgreSQL and one real RabbitMQ a process, started here.
 
 Nothing is started for tests that ask for neither. A database a test, from a migrated template.
 """
@@ -100,9 +100,14 @@ async def postgres(state_dir: Path) -> AsyncIterator[LocalPostgres]:
 
 
 @pytest.fixture(scope="session")
-async def rabbitmq(state_dir: Path) -> AsyncIterator[LocalRabbitmq]:
-    """A broker of our own; RabbitMQ itself is installed where this machine has none."""
+async def installed_rabbitmq() -> None:
+    """RabbitMQ itself, where this machine has none."""
     await install_rabbitmq()
+
+
+@pytest.fixture(scope="session")
+async def rabbitmq(installed_rabbitmq: None, state_dir: Path) -> AsyncIterator[LocalRabbitmq]:
+    """A broker of our own."""
     async with running_rabbitmq(state_dir / "rabbitmq") as broker:
         yield broker
 

@@ -17,6 +17,7 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
+from tests.brokers import install_rabbitmq
 from tests.proxy import Door, door
 from tickmind.local.ports import LOOPBACK, free_port, release_port
 from tickmind.local.processes import Child, Command, run
@@ -116,6 +117,7 @@ async def tls_before(socket: Path) -> AsyncIterator[Door]:
 @asynccontextmanager
 async def secure_rabbitmq(directory: Path) -> AsyncIterator[Door]:
     """A door before a broker's own TLS listener; the user has rights to everything."""
+    await install_rabbitmq()
     secure_port = free_port()
     try:
         async with running_rabbitmq(

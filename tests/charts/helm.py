@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -145,24 +144,21 @@ def run_helm(
     version: str, *arguments: str, kubeconfig: str = os.devnull
 ) -> subprocess.CompletedProcess[str]:
     """Run helm without the user's own repositories, plug-ins and clusters."""
-    home = Path(tempfile.gettempdir()) / "tickmind-helm-home"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "HELM_NO_PLUGINS": "1",
-        "KUBECONFIG": kubeconfig,
-    }
-    try:
+    binary = helm(version)
+    with tempfile.TemporaryDirectory(prefix="tickmind-helm-", ignore_cleanup_errors=True) as home:
         return subprocess.run(
-            [helm(version), *arguments],
+            [binary, *arguments],
             capture_output=True,
             text=True,
             timeout=_RUN_S,
             check=False,
-            env=environment,
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": home,
+                "HELM_NO_PLUGINS": "1",
+                "KUBECONFIG": kubeconfig,
+            },
         )
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 class Rendered(list[dict[str, Any]]):

@@ -26,6 +26,8 @@ from tickmind.local import rabbitmq_install
 from tickmind.local.process_tree import alive
 from tickmind.local.rabbitmq import LocalRabbitmq, running_rabbitmq
 
+pytestmark = pytest.mark.usefixtures("installed_rabbitmq")
+
 
 @asynccontextmanager
 async def queue_of(broker: LocalRabbitmq) -> AsyncIterator[tuple[AbstractChannel, AbstractQueue]]:

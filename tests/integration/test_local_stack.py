@@ -26,6 +26,8 @@ from tickmind.local.process_tree import alive
 from tickmind.local.processes import StartFailed
 from tickmind.local.stack import EMBEDDING, LocalStack, local_stack
 
+pytestmark = pytest.mark.usefixtures("installed_rabbitmq")
+
 #: A process of its own that holds a stack without services, as `tickmind up` would.
 HOLDER = """
 import asyncio, json, sys

@@ -7,6 +7,7 @@ import sys
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from tickmind.driver import DRIVER_ERRORS
 from tickmind.errors import TickmindError
 from tickmind.settings import DatabaseSettings, load
 from tickmind_migrations import upgrade
@@ -15,7 +16,7 @@ from tickmind_migrations import upgrade
 def main() -> int:
     try:
         asyncio.run(upgrade(load(DatabaseSettings), print))
-    except (TickmindError, SQLAlchemyError, OSError) as exc:
+    except (TickmindError, SQLAlchemyError, *DRIVER_ERRORS, OSError) as exc:
         print(f"tickmind migrate: {exc}", file=sys.stderr)
         return 1
     return 0

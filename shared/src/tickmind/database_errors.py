@@ -61,9 +61,8 @@ def is_of_the_drivers_state(exc: BaseException) -> bool:
     """Whether the driver was in no state to send anything: the server's farewell has come, and the
     end of the connection not yet."""
     orig = getattr(exc, "orig", exc)
-    return isinstance(orig, asyncpg.InternalClientError) or isinstance(
-        getattr(orig, "__cause__", None), asyncpg.InternalClientError
-    )
+    kinds = type(orig), type(getattr(orig, "__cause__", None))
+    return asyncpg.InternalClientError in kinds  # its subclasses are about other things
 
 
 def brief(exc: BaseException) -> str:

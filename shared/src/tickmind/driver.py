@@ -50,8 +50,8 @@ async def fetch(
     session: AsyncSession, asked: Statement, parameters: Mapping[str, object]
 ) -> Sequence[asyncpg.Record]:
     """The rows; in a transaction, where one has begun by another statement. Cancelled, it ends
-    the statement in PostgreSQL and keeps the connection. Raises DBAPIError, and OSError where the
-    connection breaks."""
+    the statement in PostgreSQL and keeps the connection. Raises DBAPIError, and where the
+    connection breaks OSError or what the driver says of its state."""
     connection = await session.connection()
     raw: asyncpg.Connection[asyncpg.Record] | None
     raw = (await connection.get_raw_connection()).driver_connection

@@ -46,8 +46,8 @@ class App:
     looked up for its metrics.
 
     `work` runs until `stop` is set, finishes what is in flight and returns; what it raises ends
-    the process. `close` ends the connections that were opened to find out whether it can begin; it
-    may be called twice.
+    the process. `close` ends what is still connected, at the very end: what it took to find out
+    whether the work can begin, or to tell the last metrics.
     """
 
     name: str
@@ -148,16 +148,17 @@ async def run(app: App, settings: HealthSettings, stop: asyncio.Event | None = N
     pushed = None
     if pushing():
         pushed = asyncio.create_task(push(f"tickmind-{app.name}", app.registry, watching))
+    waiting = asyncio.create_task(_wait_for(app, state, stop))
     try:
-        waiting = asyncio.create_task(_wait_for(app, state, stop))
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if serving.done():
-            waiting.cancel()
             await serving  # raises why
         if await waiting:
             log(_logger, logging.INFO, "started")
             await app.work(stop)
     finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
         if pushed is not None:
             pushed.cancel()
             [ended] = await asyncio.gather(pushed, return_exceptions=True)

@@ -32,8 +32,8 @@ _WAIT_FIRST_S, _WAIT_MOST_S = 0.5, 60.0
 _DATABASE_WAIT_MOST_S = 5.0
 #: A full sweep may take this share of the time at most, however large the backlog.
 _SWEEP_SHARE = 0.1
-#: What a chunk of one counts for at most (measured: 40 ms on two busy cores). What took longer
-#: waited for others, and that is no reason to look less often.
+#: For so much at most each of its chunks counts there (measured: 40 ms on two busy cores). One that
+#: took longer waited for others, which is no reason to look less often.
 _CHUNK_S = 0.2
 #: Jobs are looked for this often though nobody announced any: those of a worker that died, and
 #: those whose time to be tried again has come.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import sys
 
 from tickmind.errors import TransientError
 
@@ -19,20 +18,23 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 
 #: What this process has given away: a port stays free until its server binds it, seconds later.
-#: Until then no other process is to find it free either: by a file descriptor that is bound to it,
-#: which ends with this process at the latest.
+#: No other process is to find it free either, hence a file descriptor that is bound to it until it
+#: is released; None where that cannot be.
 _given: dict[int, int | None] = {}
 
 
 def free_port(preferred: int | None = None) -> int:
     """A loopback TCP port nobody listens on, `preferred` if it is still free."""
-    if preferred is not None and preferred not in _given and _bindable(preferred):
-        _given[preferred] = None
-        return preferred
+    if preferred is not None and preferred not in _given:
+        held = _held(preferred)
+        # What is left of connections to its last server keeps us from holding it, not the server.
+        if held is not None or _bindable(preferred):
+            _given[preferred] = None if held is None else _shared(held, preferred)
+            return preferred
     for _ in range(1000):
         port = PORTS[secrets.randbelow(len(PORTS))]
         if port not in _given and (held := _held(port)) is not None:
-            _given[port] = _shared(held)
+            _given[port] = _shared(held, port)
             return port
     raise TransientError(
         f"No free port between {PORTS.start} and {PORTS.stop} on {LOOPBACK}: "
@@ -58,14 +60,14 @@ def _held(port: int) -> socket.socket | None:
     return probe
 
 
-def _shared(held: socket.socket) -> int | None:
-    """Bound still, so that nobody else finds the port free, but not in the way of its server. Other
-    systems than Linux would not let a server have it, whatever it asks for."""
-    if sys.platform != "linux":
+def _shared(held: socket.socket, port: int) -> int | None:
+    """Bound still, so that nobody else finds the port free, but not in the way of its server; None
+    where the system would not let a server have it, as others than Linux do not."""
+    # On Linux two that both ask for this may be bound to one port as long as neither listens.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not _bindable(port):
         held.close()
         return None
-    # Two that both ask for this may be bound to one port as long as neither listens.
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return held.detach()
 
 
