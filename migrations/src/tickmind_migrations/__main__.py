@@ -7,7 +7,7 @@ import sys
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from tickmind.driver import DRIVER_ERRORS
+from tickmind.database_errors import DRIVER_ERRORS
 from tickmind.errors import TickmindError
 from tickmind.settings import DatabaseSettings, load
 from tickmind_migrations import upgrade

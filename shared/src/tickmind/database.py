@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from tickmind.database_errors import (
+    DRIVER_ERRORS,
     DatabaseUnavailable,
     brief,
     is_of_the_drivers_state,
@@ -25,7 +26,6 @@ from tickmind.database_errors import (
     sqlstate,
 )
 from tickmind.database_url import address
-from tickmind.driver import DRIVER_ERRORS
 from tickmind.schema import SCHEMA_VERSION
 from tickmind.settings import DatabaseSettings
 from tickmind.statement_spans import trace_statements

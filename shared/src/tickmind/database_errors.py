@@ -9,12 +9,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from tickmind.errors import TransientError
 
 __all__ = [
+    "DRIVER_ERRORS",
     "DatabaseUnavailable",
     "brief",
     "is_of_the_drivers_state",
     "is_transient",
     "sqlstate",
 ]
+
+#: What the driver raises by itself where SQLAlchemy does not stand between. The last is of its own
+#: state: a server's farewell has come, say, and the end of the connection not yet.
+DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 class DatabaseUnavailable(TransientError):

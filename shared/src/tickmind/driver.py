@@ -18,13 +18,10 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
+from tickmind.database_errors import DRIVER_ERRORS
 from tickmind.statement_spans import statement_span
 
-__all__ = ["DRIVER_ERRORS", "Statement", "fetch", "numbered"]
-
-#: What the driver raises by itself where SQLAlchemy does not stand between. The last is of its own
-#: state: a server's farewell has come, say, and the end of the connection not yet.
-DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+__all__ = ["Statement", "fetch", "numbered"]
 
 #: PostgreSQL ends a statement within milliseconds of being told to. What has not ended by then is
 #: on a connection that died in silence.

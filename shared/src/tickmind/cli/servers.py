@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from tickmind.settings import BrokerSettings, DatabaseSettings
 
 __all__ = [
+    "RUN_AGAIN",
     "CommandFailed",
     "announced",
     "broker_settings",
     "database_settings",
+    "first_line",
     "open_broker",
     "open_client",
     "open_database",
@@ -144,8 +146,7 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     from sqlalchemy.exc import SQLAlchemyError
 
     from tickmind.database import Database
-    from tickmind.database_errors import DatabaseUnavailable
-    from tickmind.driver import DRIVER_ERRORS
+    from tickmind.database_errors import DRIVER_ERRORS, DatabaseUnavailable
 
     database = Database(settings, application="tickmind-cli")
     try:
@@ -156,12 +157,12 @@ async def open_database(settings: DatabaseSettings) -> AsyncIterator[Database]:
     except DatabaseUnavailable as exc:
         raise CommandFailed(f"{exc}{RUN_AGAIN}") from exc
     except (SQLAlchemyError, *DRIVER_ERRORS) as exc:
-        raise CommandFailed(f"PostgreSQL refused: {_first_line(exc)}") from exc
+        raise CommandFailed(f"PostgreSQL refused: {first_line(exc)}") from exc
     finally:
         await database.dispose()
 
 
-def _first_line(exc: BaseException) -> str:
+def first_line(exc: BaseException) -> str:
     """The driver's own words, without the statement and its parameters."""
     words = str(getattr(exc, "orig", None) or exc) or type(exc).__name__
     return words.splitlines()[0]
@@ -178,7 +179,7 @@ async def open_broker(settings: BrokerSettings) -> AsyncIterator[AbstractConnect
     try:
         yield connection
     except AMQPError as exc:
-        raise CommandFailed(f"RabbitMQ refused: {_first_line(exc)}") from exc
+        raise CommandFailed(f"RabbitMQ refused: {first_line(exc)}") from exc
     finally:
         await connection.close()
 

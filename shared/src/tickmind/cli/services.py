@@ -66,18 +66,14 @@ async def _migrate(
 ) -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
-    from tickmind.cli.servers import RUN_AGAIN, CommandFailed
-    from tickmind.database_errors import is_transient
-    from tickmind.driver import DRIVER_ERRORS
+    from tickmind.cli.servers import RUN_AGAIN, CommandFailed, first_line
+    from tickmind.database_errors import DRIVER_ERRORS, is_transient
 
     try:
         await upgrade(settings, report)
     except (SQLAlchemyError, *DRIVER_ERRORS, OSError) as exc:
-        words = str(getattr(exc, "orig", None) or exc) or type(exc).__name__
         again = RUN_AGAIN if is_transient(exc) else ""
-        raise CommandFailed(
-            f"PostgreSQL cannot be migrated: {words.splitlines()[0]}{again}"
-        ) from exc
+        raise CommandFailed(f"PostgreSQL cannot be migrated: {first_line(exc)}{again}") from exc
 
 
 def _run(name: str) -> Callable[[], int]:
