@@ -14,10 +14,7 @@ from tickmind.connecting import connect, declare
 from tickmind.settings import BrokerSettings
 from tickmind.topology import RECALL_QUEUE
 
-__all__ = ["SLACK_S", "Reply", "answering", "at_once", "echo"]
-
-#: How much longer than its timeout a call may take, by `tests.clock.Clock`.
-SLACK_S = 2.0
+__all__ = ["Reply", "answering", "at_once", "echo"]
 
 Reply = Callable[[bytes], Awaitable[None]]
 Answering = Callable[[AbstractIncomingMessage, Reply], Awaitable[None]]

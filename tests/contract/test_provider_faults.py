@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.clock import Clock
+from tests.clock import SLACK_S, Clock
 from tickmind.local.provider.faults import (
     BadIndex,
     BadVector,
@@ -453,7 +453,7 @@ async def test_hang_answers_by_itself_after_its_seconds(
     reply = await embed(http, provider)
 
     assert reply.status_code == 200
-    assert clock.s < 2.0
+    assert clock.s < SLACK_S
     assert clock.wall_s >= 0.1
 
 
@@ -478,16 +478,15 @@ async def test_answer_after_the_caller_gave_up_is_billed_and_not_delivered(
 async def test_drip_sends_headers_at_once_and_the_body_in_pieces(
     provider: Provider, http: httpx2.AsyncClient
 ) -> None:
-    provider.faults.add(Drip(seconds=0.2, chunks=5))
+    provider.faults.add(Drip(seconds=1.0, chunks=5))
     clock = Clock()
     url = f"{provider.base_url}/embeddings"
 
     async with http.stream("POST", url, json={"model": "m", "input": TEXTS}) as reply:
-        headers_after_s = clock.s
+        assert provider.ledger.totals().in_flight == 1
         pieces = [piece async for piece in reply.aiter_raw()]
 
-    assert headers_after_s < 0.15
-    assert clock.wall_s >= 0.2
+    assert clock.wall_s >= 1.0
     assert len(pieces) == 5
     np.testing.assert_array_equal(rows(json.loads(b"".join(pieces))["data"]), EXPECTED)
     assert provider.ledger.calls[0].delivered

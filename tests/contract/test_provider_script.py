@@ -154,7 +154,7 @@ async def test_pause_ends_at_the_next_release_and_not_at_an_earlier_one() -> Non
 
     script.release()
 
-    await asyncio.wait_for(asyncio.gather(*pauses), timeout=1.0)
+    await asyncio.wait_for(asyncio.gather(*pauses), timeout=30)
 
 
 FAULTS: list[Fault] = [

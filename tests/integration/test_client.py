@@ -11,8 +11,8 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from opentelemetry import trace
 
-from tests.asking import SLACK_S, Reply, answering, at_once, echo
-from tests.clock import Clock
+from tests.asking import Reply, answering, at_once, echo
+from tests.clock import SLACK_S, Clock
 from tests.recording import client, count, left_in, recorder, remembered, until_remembered, wire
 from tests.running import eventually, metric, running
 from tickmind.database import Database

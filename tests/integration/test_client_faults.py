@@ -12,8 +12,8 @@ from aio_pika.abc import AbstractIncomingMessage
 from aiormq.exceptions import AMQPError
 from pydantic import SecretStr
 
-from tests.asking import SLACK_S, Reply, answering, at_once, echo
-from tests.clock import Clock
+from tests.asking import Reply, answering, at_once, echo
+from tests.clock import SLACK_S, Clock
 from tests.proxy import Door, door
 from tests.recording import client, left_in
 from tests.running import eventually

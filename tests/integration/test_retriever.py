@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from tests.clock import Clock
+from tests.clock import SLACK_S, Clock
 from tests.proxy import door
 from tests.remembering import known, remember
 from tests.retrieving import Retriever, body, contents, retriever_settings, retrieving
@@ -363,7 +363,7 @@ async def test_hanging_embedding_server_is_answered_for_in_time(
         await retriever.recall(("alice", "connected"))
         provider.faults.add(Hang(seconds=30), Always())
         reply, took_s = await _took(retriever, ("alice", "market"), deadline_ms=1000)
-        assert took_s < 1.2
+        assert took_s < 1 + SLACK_S
         (answer,) = reply.replies
         assert (answer.status, answer.reason, answer.fragment) == ("empty", "deadline", "")
         assert answer.detail == "the embedding API took too long"
@@ -496,7 +496,7 @@ async def test_slow_database_is_answered_for_in_time_and_its_statement_cancelled
         async with _locked(database, table):
             for turn in range(5):
                 reply, took_s = await _took(retriever, ("alice", f"{turn}"), deadline_ms=150)
-                assert took_s < 0.35
+                assert took_s < 0.15 + SLACK_S
                 assert reply.replies[0].reason == "deadline"
 
             async def waiting() -> int:
@@ -555,7 +555,7 @@ async def test_database_that_died_in_silence_is_left_behind(
             async def status() -> str:
                 # On a busy machine a connection takes 0.3 s and more: its types are looked up.
                 reply, took_s = await _took(retriever, ("alice", "fish"), deadline_ms=1000)
-                assert took_s < 1.2
+                assert took_s < 1 + SLACK_S
                 return str(reply.replies[0].status)
 
             await eventually(status, lambda found: found == "ok", what="recall")
@@ -583,7 +583,7 @@ async def test_deadline_shorter_than_the_way_back_is_answered_at_once(
     async with retrieving(database, settings, reserve_s=0.015) as retriever:
         reply, took_s = await _took(retriever, ("alice", "fish"), deadline_ms=1)
     assert reply.replies[0].reason == "deadline"
-    assert took_s < 0.1
+    assert took_s < SLACK_S
 
 
 async def test_mean_that_was_learned_meanwhile_is_used(
