@@ -20,7 +20,7 @@ from tests.running import SOUND
 from tickmind.database import Database
 from tickmind.decoding import Rejected
 from tickmind.identity import content_hash, reject_key
-from tickmind.store import dropping, inspection, removal
+from tickmind.store import changing, dropping, inspection, removal
 from tickmind.store import embedding as store
 from tickmind.store import jobs as leases
 from tickmind.store.jobs import Job
@@ -351,6 +351,26 @@ async def test_space_is_dropped_while_memories_are_deleted(database: Database, h
         ),
     )
     assert await counted(database, "recall_index") == 0
+
+
+async def test_space_is_ended_while_it_is_added_again(database: Database) -> None:
+    """Of its cascades, who adds it waits for the first, and is waited for by the last."""
+    await known(database, {}, _SPACE)
+    await _told_backwards(database)
+    add = _in_own(database, lambda session: changing.add_space(session, _OTHER, None))
+    ended, _ = await add()
+    async with database.writing() as session:
+        await store.store_vectors(session, ended, {_HASHES[1]: _VECTORS[_TEXTS[1]]})
+        assert await dropping.begin_drop(session, ended)
+    await crossed(
+        database,
+        _of_middle("embedding", ended),
+        _in_own(database, lambda session: dropping.delete_space(session, ended)),
+        add,
+    )
+    assert await counted(database, "embedding") == 0
+    assert await counted(database, "embedding_space") == 2
+    assert await audited(database) == SOUND
 
 
 async def test_space_is_dropped_while_its_vectors_are_collected(database: Database) -> None:

@@ -146,10 +146,13 @@ _UNSIGNED = text("""
         ORDER BY content_hash LIMIT :most
     )
     SELECT c.content_hash, e.vector FROM chunk c
-    LEFT JOIN embedding e
-        ON e.space_id = :space_id AND e.content_hash = c.content_hash
-        AND NOT EXISTS (SELECT FROM signature s WHERE s.generation_id = :generation_id
-                        AND s.content_hash = c.content_hash)
+    LEFT JOIN LATERAL (
+        SELECT vector FROM embedding
+        WHERE space_id = :space_id AND content_hash = c.content_hash
+          AND NOT EXISTS (SELECT FROM signature s WHERE s.generation_id = :generation_id
+                          AND s.content_hash = c.content_hash OFFSET 0)
+        OFFSET 0
+    ) AS e ON true
     ORDER BY c.content_hash
 """)
 
@@ -185,16 +188,19 @@ async def sign_some(
 _COPY = text("""
     WITH chunk AS MATERIALIZED (
         SELECT r.* FROM recall_index r
-        WHERE r.generation_id = :active_id AND r.memory_id > :after
+        WHERE r.generation_id + 0 = :active_id AND r.memory_id > :after
         ORDER BY r.memory_id LIMIT :most
     ), copied AS (
         INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
                                   kind, content_hash, signature)
         SELECT c.memory_id, g.id, c.importance, c.is_core, c.agent_id, c.tick, c.kind,
-               c.content_hash, s.bits
+               c.content_hash,
+               (SELECT s.bits FROM signature s
+                WHERE s.generation_id = g.id AND s.content_hash = c.content_hash)
         FROM chunk c
-        JOIN index_generation g ON g.id = :building_id AND g.status = 'building'
-        LEFT JOIN signature s ON s.generation_id = g.id AND s.content_hash = c.content_hash
+        CROSS JOIN unnest(ARRAY(
+            SELECT id FROM index_generation WHERE id = :building_id AND status = 'building'
+        )) AS g (id)
         ORDER BY c.memory_id
         ON CONFLICT DO NOTHING
         RETURNING 1
@@ -223,17 +229,23 @@ async def copy_some(
 _RESIGN = text("""
     WITH chunk AS MATERIALIZED (
         SELECT memory_id, content_hash, signature IS NULL AS unsigned FROM recall_index
-        WHERE generation_id = :generation_id AND memory_id > :after
+        WHERE generation_id + 0 = :generation_id AND memory_id > :after
         ORDER BY memory_id LIMIT :most
     ), mine AS MATERIALIZED (
-        SELECT r.memory_id, s.bits FROM chunk c
-        JOIN signature s ON s.generation_id = :generation_id AND s.content_hash = c.content_hash
-        JOIN recall_index r ON r.generation_id = :generation_id AND r.memory_id = c.memory_id
-        WHERE c.unsigned AND s.bits IS NOT NULL
-        ORDER BY r.memory_id FOR UPDATE OF r
+        SELECT locked.memory_id FROM chunk c CROSS JOIN LATERAL (
+            SELECT memory_id FROM recall_index r
+            WHERE r.generation_id + 0 = :generation_id AND r.memory_id = c.memory_id
+            FOR UPDATE
+        ) AS locked
+        WHERE c.unsigned
+          AND EXISTS (SELECT FROM signature s WHERE s.generation_id = :generation_id
+                      AND s.content_hash = c.content_hash AND s.bits IS NOT NULL OFFSET 0)
     ), signed AS (
-        UPDATE recall_index r SET signature = mine.bits FROM mine
-        WHERE r.generation_id = :generation_id AND r.memory_id = mine.memory_id
+        UPDATE recall_index r
+        SET signature = (SELECT s.bits FROM signature s WHERE s.generation_id = :generation_id
+                         AND s.content_hash = r.content_hash)
+        WHERE r.generation_id + 0 = :generation_id
+          AND r.memory_id = ANY(ARRAY(SELECT memory_id FROM mine))
     )
     SELECT count(*) AS seen, coalesce(max(memory_id), :after) AS highest FROM chunk
 """)
@@ -255,13 +267,13 @@ _MISSES = text("""
         SELECT FROM recall_index r
         WHERE r.generation_id = :active_id
           AND NOT EXISTS (SELECT FROM recall_index other
-                          WHERE other.generation_id = :building_id
-                            AND other.memory_id = r.memory_id))
+                          WHERE other.generation_id + 0 = :building_id
+                            AND other.memory_id = r.memory_id OFFSET 0))
         OR EXISTS (
         SELECT FROM embedding e
         WHERE e.space_id = :space_id
           AND NOT EXISTS (SELECT FROM signature s WHERE s.generation_id = :building_id
-                          AND s.content_hash = e.content_hash))
+                          AND s.content_hash = e.content_hash OFFSET 0))
 """)
 _RETIRE = text("""
     UPDATE index_generation SET status = 'retired' WHERE id = :active_id AND status = 'active'

@@ -170,20 +170,21 @@ class Marked:
 # What one generation of the space has, another that is built over it gets without a call.
 _MARK_MISSING = text("""
     WITH chunk AS MATERIALIZED (
-        SELECT m.id, a.world_id, m.tick, m.importance, m.content_hash
-        FROM memory m JOIN agent a ON a.id = m.agent_id
-        WHERE m.id > :after ORDER BY m.id LIMIT :most
+        SELECT id, agent_id, tick, importance, content_hash FROM memory
+        WHERE id > :after ORDER BY id LIMIT :most
+    ), filled AS MATERIALIZED (
+        SELECT id FROM index_generation
+        WHERE space_id = :space_id AND status IN ('building', 'active')
     ), marked AS (
         INSERT INTO pending_embedding (memory_id, world_id, tick, space_id, importance,
                                        content_hash)
-        SELECT c.id, c.world_id, c.tick, g.space_id, c.importance, c.content_hash
+        SELECT c.id, (SELECT a.world_id FROM agent a WHERE a.id = c.agent_id), c.tick, :space_id,
+               c.importance, c.content_hash
         FROM chunk c
-        JOIN (SELECT DISTINCT space_id FROM index_generation
-              WHERE space_id = :space_id AND status IN ('building', 'active')) AS g ON true
-        WHERE NOT EXISTS (SELECT FROM recall_index r
-                          WHERE r.memory_id = c.id AND r.generation_id IN (
-                              SELECT id FROM index_generation WHERE space_id = :space_id
-                              AND status IN ('building', 'active')))
+        WHERE EXISTS (SELECT FROM filled)
+          AND NOT EXISTS (SELECT FROM recall_index r
+                          WHERE r.memory_id = c.id
+                            AND r.generation_id = ANY(ARRAY(SELECT id FROM filled)) OFFSET 0)
         ON CONFLICT DO NOTHING
         RETURNING 1
     )
@@ -235,16 +236,19 @@ _BEHIND = text("""
            count(*) FILTER (
                WHERE m.recorded_at < clock_timestamp() - make_interval(secs => :fresh_s)
            ) AS overdue,
-           count(*) FILTER (WHERE p.parked) AS parked
-    FROM index_generation now_used
-    JOIN recall_index r ON r.generation_id = now_used.id
-    JOIN memory m ON m.id = r.memory_id
-    LEFT JOIN pending_embedding p ON p.memory_id = m.id AND p.space_id = :space_id
-    WHERE now_used.status = 'active'
+           count(*) FILTER (
+               WHERE EXISTS (SELECT FROM pending_embedding p
+                             WHERE p.memory_id = m.id AND p.space_id + 0 = :space_id
+                               AND p.parked OFFSET 0)
+           ) AS parked
+    FROM recall_index r
+    CROSS JOIN LATERAL (SELECT id, recorded_at FROM memory WHERE id = r.memory_id OFFSET 0) AS m
+    WHERE r.generation_id = (SELECT id FROM index_generation WHERE status = 'active')
       AND NOT EXISTS (SELECT FROM recall_index other
-                      JOIN index_generation g ON g.id = other.generation_id
-                      WHERE other.memory_id = m.id AND g.space_id = :space_id
-                        AND g.status = 'building')
+                      WHERE other.memory_id = r.memory_id
+                        AND other.generation_id = ANY(ARRAY(
+                            SELECT id FROM index_generation
+                            WHERE space_id = :space_id AND status = 'building')) OFFSET 0)
 """)
 
 

@@ -25,19 +25,20 @@ class Sample:
 # no more texts than are compared, two spaces agree whatever they think.
 _SAMPLES = text("""
     WITH in_both AS (
-        SELECT r.agent_id, r.content_hash, min(r.memory_id) AS memory_id
+        SELECT r.agent_id, r.content_hash, min(r.memory_id) AS memory_id,
+               count(*) OVER (PARTITION BY r.agent_id) AS texts,
+               hashtextextended(encode(r.content_hash, 'hex') || r.agent_id, 0) AS place
         FROM recall_index r
-        JOIN recall_index other
-            ON other.memory_id = r.memory_id AND other.generation_id = :other_id
         WHERE r.generation_id = :generation_id
+          AND EXISTS (SELECT FROM recall_index other WHERE other.memory_id = r.memory_id
+                      AND other.generation_id + 0 = :other_id OFFSET 0)
         GROUP BY r.agent_id, r.content_hash
-    ), rich AS (
-        SELECT agent_id FROM in_both GROUP BY agent_id HAVING count(*) > :k + 1
+    ), chosen AS MATERIALIZED (
+        SELECT * FROM in_both WHERE texts > :k + 1 ORDER BY place, agent_id LIMIT :most
     )
-    SELECT b.agent_id, b.content_hash, m.content
-    FROM in_both b JOIN rich USING (agent_id) JOIN memory m ON m.id = b.memory_id
-    ORDER BY hashtextextended(encode(b.content_hash, 'hex') || b.agent_id, 0), b.agent_id
-    LIMIT :most
+    SELECT c.agent_id, c.content_hash,
+           (SELECT m.content FROM memory m WHERE m.id = c.memory_id) AS content
+    FROM chosen c ORDER BY c.place, c.agent_id
 """)
 
 
@@ -67,18 +68,24 @@ _CANDIDATES = text("""
     FROM (
         SELECT r.content_hash, max(r.memory_id) AS memory_id
         FROM recall_index r
-        JOIN recall_index other
-            ON other.memory_id = r.memory_id AND other.generation_id = :other_id
         WHERE r.generation_id = :generation_id AND r.agent_id = :agent_id
+          AND EXISTS (SELECT FROM recall_index other WHERE other.memory_id = r.memory_id
+                      AND other.generation_id + 0 = :other_id OFFSET 0)
         GROUP BY r.content_hash
         ORDER BY max(r.tick) DESC, r.content_hash
         LIMIT :most
     ) AS t
-    JOIN memory m ON m.id = t.memory_id
-    JOIN index_generation ga ON ga.id = :generation_id
-    JOIN index_generation gb ON gb.id = :other_id
-    JOIN embedding a ON a.space_id = ga.space_id AND a.content_hash = t.content_hash
-    JOIN embedding b ON b.space_id = gb.space_id AND b.content_hash = t.content_hash
+    CROSS JOIN LATERAL (SELECT content FROM memory WHERE id = t.memory_id OFFSET 0) AS m
+    CROSS JOIN LATERAL (
+        SELECT vector FROM embedding WHERE content_hash = t.content_hash
+          AND space_id = (SELECT space_id FROM index_generation WHERE id = :generation_id)
+        OFFSET 0
+    ) AS a
+    CROSS JOIN LATERAL (
+        SELECT vector FROM embedding WHERE content_hash = t.content_hash
+          AND space_id = (SELECT space_id FROM index_generation WHERE id = :other_id)
+        OFFSET 0
+    ) AS b
     ORDER BY t.content_hash
 """)
 

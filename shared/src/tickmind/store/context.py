@@ -39,9 +39,10 @@ _BEFORE = text("""
 
 # Who stores a message of a tick leaves its receipt in the same transaction.
 _CAME = text("""
-    SELECT r.world_id, r.tick FROM tick_receipt r
-    JOIN unnest(CAST(:world_ids AS bigint[]), CAST(:ticks AS bigint[])) AS w (world_id, tick)
-        ON r.world_id = w.world_id AND r.tick = w.tick
+    SELECT w.world_id, w.tick
+    FROM unnest(CAST(:world_ids AS bigint[]), CAST(:ticks AS bigint[])) AS w (world_id, tick)
+    WHERE EXISTS (SELECT FROM tick_receipt r
+                  WHERE r.world_id = w.world_id AND r.tick = w.tick OFFSET 0)
 """)
 
 

@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.store.locking import (
     change_alone,
+    lock_for_cascades,
     lock_out_links,
     lock_out_recorders,
     share_links,
@@ -91,7 +92,7 @@ async def delete_some(session: AsyncSession, space_id: int, *, most: int) -> int
 
 async def delete_space(session: AsyncSession, space_id: int) -> None:
     """Delete a space that is being dropped, with what is left of it."""
-    await lock_out_links(session)
+    await lock_for_cascades(session)
     await session.execute(_LOCK_JOBS, {"space_id": space_id})
     await session.execute(_DELETE_SPACE, {"space_id": space_id})
 
@@ -134,11 +135,11 @@ async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> l
 _ROWS = text("""
     WITH chunk AS (
         SELECT memory_id FROM recall_index
-        WHERE generation_id = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
+        WHERE generation_id + 0 = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
         FOR UPDATE SKIP LOCKED
     ), gone AS (
-        DELETE FROM recall_index r USING chunk
-        WHERE r.generation_id = :id AND r.memory_id = chunk.memory_id
+        DELETE FROM recall_index
+        WHERE generation_id + 0 = :id AND memory_id = ANY(ARRAY(SELECT memory_id FROM chunk))
     )
     SELECT max(memory_id) FROM chunk
 """)
@@ -147,8 +148,8 @@ _SIGNATURES = text("""
         SELECT content_hash FROM signature
         WHERE generation_id = :id AND content_hash > :after ORDER BY content_hash LIMIT :most
     ), gone AS (
-        DELETE FROM signature s USING chunk
-        WHERE s.generation_id = :id AND s.content_hash = chunk.content_hash
+        DELETE FROM signature
+        WHERE generation_id = :id AND content_hash = ANY(ARRAY(SELECT content_hash FROM chunk))
     )
     SELECT content_hash FROM chunk ORDER BY content_hash DESC LIMIT 1
 """)

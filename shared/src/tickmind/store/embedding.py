@@ -39,22 +39,32 @@ class Swept:
     begun_until: int
 
 
+# Why they are written as they are: see `lookups`.
+
 # From pending to the recall index, the heart of the protocol: what is inserted is what the DELETE
 # returned. `mine`: the pending rows that this transaction has locked.
 _INDEX_MINE = """), done AS (
-        DELETE FROM pending_embedding p USING mine
-        WHERE p.memory_id = mine.memory_id AND p.space_id = :space_id
-        RETURNING p.memory_id
+        DELETE FROM pending_embedding
+        WHERE memory_id = ANY(ARRAY(SELECT memory_id FROM mine)) AND space_id + 0 = :space_id
+        RETURNING memory_id
     ), indexed AS (
         INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
                                   kind, content_hash, signature)
         SELECT m.id, g.id, m.importance, m.is_core, m.agent_id, m.tick, m.kind, m.content_hash,
-               s.bits
-        FROM done JOIN memory m ON m.id = done.memory_id
-        JOIN index_generation g ON g.space_id = :space_id AND g.status IN ('building', 'active')
-        LEFT JOIN signature s ON s.generation_id = g.id AND s.content_hash = m.content_hash
+               (SELECT s.bits FROM signature s
+                WHERE s.generation_id = g.id AND s.content_hash = m.content_hash)
+        FROM done
+        CROSS JOIN LATERAL (
+            SELECT id, importance, is_core, agent_id, tick, kind, content_hash FROM memory
+            WHERE id = done.memory_id OFFSET 0
+        ) AS m
+        CROSS JOIN unnest(ARRAY(
+            SELECT id FROM index_generation
+            WHERE space_id = :space_id AND status IN ('building', 'active'))) AS g (id)
         ON CONFLICT DO NOTHING
 """
+_FILLED = """EXISTS (SELECT FROM index_generation g
+                      WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))"""
 
 # Rows of one space by memory id. Those whose text is embedded already go into the index at once,
 # whatever the provider does; the rest get a job, one per distinct text. A text whose job is
@@ -64,19 +74,21 @@ _INDEX_MINE = """), done AS (
 _SWEEP_SQL = """
     WITH chunk AS MATERIALIZED (
         SELECT p.memory_id, p.content_hash, p.importance,
-               e.content_hash IS NOT NULL AS embedded
-        FROM pending_embedding p
-        LEFT JOIN embedding e ON e.space_id = p.space_id AND e.content_hash = p.content_hash
-        WHERE p.space_id = :space_id AND p.memory_id > :after AND NOT p.parked
-        ORDER BY p.memory_id
-        LIMIT :most
+               EXISTS (SELECT FROM embedding e WHERE e.space_id = :space_id
+                       AND e.content_hash = p.content_hash OFFSET 0) AS embedded
+        FROM (
+            SELECT memory_id, content_hash, importance FROM pending_embedding
+            WHERE space_id + 0 = :space_id AND memory_id > :after AND NOT parked
+            ORDER BY memory_id
+            LIMIT :most
+        ) AS p
     ), mine AS MATERIALIZED (
-        SELECT p.memory_id FROM pending_embedding p
-        WHERE p.space_id = :space_id
-          AND p.memory_id IN (SELECT memory_id FROM chunk WHERE embedded)
-          AND EXISTS (SELECT FROM index_generation g
-                      WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))
-        FOR UPDATE SKIP LOCKED
+        SELECT locked.memory_id FROM chunk CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding p
+            WHERE p.memory_id = chunk.memory_id AND p.space_id + 0 = :space_id
+            FOR UPDATE SKIP LOCKED
+        ) AS locked
+        WHERE chunk.embedded AND {filled}
     {index_mine}
     ), wanted AS (
         SELECT content_hash, max(importance) AS importance FROM chunk
@@ -89,15 +101,18 @@ _SWEEP_SQL = """
         ON CONFLICT DO NOTHING
         RETURNING content_hash
     ), stuck AS MATERIALIZED (
-        SELECT p.memory_id FROM pending_embedding p
-        WHERE p.space_id = :space_id
-          AND p.memory_id IN (SELECT chunk.memory_id FROM chunk JOIN embedding_job j
-                              ON j.space_id = :space_id AND j.content_hash = chunk.content_hash
-                              WHERE NOT chunk.embedded AND j.parked_reason IS NOT NULL)
-        FOR UPDATE SKIP LOCKED
+        SELECT locked.memory_id FROM chunk CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding p
+            WHERE p.memory_id = chunk.memory_id AND p.space_id + 0 = :space_id
+            FOR UPDATE SKIP LOCKED
+        ) AS locked
+        WHERE NOT chunk.embedded
+          AND EXISTS (SELECT FROM embedding_job j
+                      WHERE j.space_id = :space_id AND j.content_hash = chunk.content_hash
+                        AND j.parked_reason IS NOT NULL OFFSET 0)
     ), marked AS (
-        UPDATE pending_embedding p SET parked = true FROM stuck
-        WHERE p.space_id = :space_id AND p.memory_id = stuck.memory_id
+        UPDATE pending_embedding SET parked = true
+        WHERE memory_id = ANY(ARRAY(SELECT memory_id FROM stuck)) AND space_id + 0 = :space_id
     )
     SELECT (SELECT count(*) FROM done) AS linked, (SELECT count(*) FROM made) AS jobs,
            (SELECT coalesce(max(memory_id), :after) FROM chunk) AS highest,
@@ -105,7 +120,7 @@ _SWEEP_SQL = """
            CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS running_from,
            CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint) AS begun_until
 """
-_SWEEP = text(_SWEEP_SQL.format(index_mine=_INDEX_MINE))
+_SWEEP = text(_SWEEP_SQL.format(index_mine=_INDEX_MINE, filled=_FILLED))
 
 
 async def sweep(session: AsyncSession, space_id: int, *, after: int, most: int) -> Swept:
@@ -132,26 +147,37 @@ _STORE = text("""
 # what is pending in it stays so.
 _LINK_SQL = """
     WITH known AS MATERIALIZED (
-        SELECT content_hash FROM embedding
-        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
+        SELECT content_hash FROM unnest(CAST(:hashes AS bytea[])) AS told (content_hash)
+        WHERE EXISTS (SELECT FROM embedding e WHERE e.space_id = :space_id
+                      AND e.content_hash = told.content_hash OFFSET 0)
+        ORDER BY content_hash
+    ), waiting AS MATERIALIZED (
+        SELECT p.memory_id FROM known CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding
+            WHERE space_id = :space_id AND content_hash = known.content_hash OFFSET 0
+        ) AS p
+        WHERE {filled}
+        ORDER BY p.memory_id
     ), mine AS MATERIALIZED (
-        SELECT memory_id FROM pending_embedding p
-        WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
-          AND EXISTS (SELECT FROM index_generation g
-                      WHERE g.space_id = :space_id AND g.status IN ('building', 'active'))
-        ORDER BY memory_id FOR UPDATE
+        SELECT locked.memory_id FROM waiting CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding p
+            WHERE p.memory_id = waiting.memory_id AND p.space_id + 0 = :space_id
+            FOR UPDATE
+        ) AS locked
     {index_mine}
     ), ended AS MATERIALIZED (
-        SELECT content_hash FROM embedding_job
-        WHERE space_id = :space_id AND content_hash IN (SELECT content_hash FROM known)
-        ORDER BY content_hash FOR UPDATE
+        SELECT locked.content_hash FROM known CROSS JOIN LATERAL (
+            SELECT content_hash FROM embedding_job j
+            WHERE j.space_id = :space_id AND j.content_hash = known.content_hash
+            FOR UPDATE
+        ) AS locked
     ), finished AS (
-        DELETE FROM embedding_job j USING ended
-        WHERE j.space_id = :space_id AND j.content_hash = ended.content_hash
+        DELETE FROM embedding_job
+        WHERE space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM ended))
     )
     SELECT count(*) FROM done
 """
-_LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE))
+_LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE, filled=_FILLED))
 
 
 async def store_vectors(

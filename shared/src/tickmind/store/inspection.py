@@ -64,7 +64,9 @@ _WORLDS = text("""
 """)
 _KINDS = text("""
     SELECT w.name, m.kind, count(*) AS memories
-    FROM world w JOIN agent a ON a.world_id = w.id JOIN memory m ON m.agent_id = a.id
+    FROM world w
+    CROSS JOIN LATERAL (SELECT id FROM agent WHERE world_id = w.id OFFSET 0) AS a
+    CROSS JOIN LATERAL (SELECT kind FROM memory WHERE agent_id = a.id OFFSET 0) AS m
     WHERE CAST(:world AS text) IS NULL OR w.name = :world
     GROUP BY w.name, m.kind ORDER BY w.name, m.kind
 """)
@@ -179,10 +181,13 @@ async def stray_rejects(session: AsyncSession) -> int:
 
 # What the recorder refused again meanwhile has been counted once more, and stays.
 _FORGET_RETRIED = text("""
-    DELETE FROM reject r
-    USING unnest(CAST(:ids AS bigint[]), CAST(:times AS bigint[])) AS sent (id, times)
-    WHERE r.id = sent.id AND r.times = sent.times
-    RETURNING r.id
+    DELETE FROM reject WHERE id = ANY(ARRAY(
+        SELECT locked.id
+        FROM unnest(CAST(:ids AS bigint[]), CAST(:times AS bigint[])) AS sent (id, times)
+        CROSS JOIN LATERAL (
+            SELECT id FROM reject r WHERE r.id = sent.id AND r.times = sent.times FOR UPDATE
+        ) AS locked))
+    RETURNING id
 """)
 
 
@@ -202,7 +207,7 @@ _DROP_REJECTS = text("""
           AND (CAST(:world AS text) IS NULL OR world = :world)
         ORDER BY reject_key FOR UPDATE
     )
-    DELETE FROM reject r USING these WHERE r.id = these.id RETURNING r.id
+    DELETE FROM reject WHERE id = ANY(ARRAY(SELECT id FROM these)) RETURNING id
 """)
 
 
@@ -228,15 +233,16 @@ class ParkedText:
 
 _PARKED = text("""
     SELECT encode(j.content_hash, 'hex') AS hash, j.parked_reason AS reason, j.parked_at,
-           j.attempts, count(p.memory_id) AS memories,
-           (SELECT m.content FROM memory m WHERE m.id = min(p.memory_id)) AS content
+           j.attempts, p.memories,
+           (SELECT m.content FROM memory m WHERE m.id = p.first) AS content
     FROM embedding_job j
-    LEFT JOIN pending_embedding p
-        ON p.space_id = j.space_id AND p.content_hash = j.content_hash
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS memories, min(memory_id) AS first FROM pending_embedding
+        WHERE space_id = j.space_id AND content_hash = j.content_hash
+    ) AS p
     WHERE j.parked_reason IS NOT NULL
       AND EXISTS (SELECT FROM index_generation g
                   WHERE g.space_id = j.space_id AND g.status IN ('active', 'building'))
-    GROUP BY j.space_id, j.content_hash
     ORDER BY j.parked_at, j.content_hash LIMIT :most
 """)
 
@@ -248,14 +254,21 @@ async def parked_texts(session: AsyncSession, *, most: int = 100) -> list[Parked
 
 
 _PARKED_REASONS = text("""
-    SELECT w.name, j.parked_reason AS reason, count(*) AS memories
-    FROM pending_embedding p
-    JOIN embedding_job j ON j.space_id = p.space_id AND j.content_hash = p.content_hash
-    JOIN world w ON w.id = p.world_id
-    WHERE p.parked AND j.parked_reason IS NOT NULL
-      AND p.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
-      AND (CAST(:world AS text) IS NULL OR w.name = :world)
-    GROUP BY w.name, j.parked_reason ORDER BY w.name, memories DESC, reason
+    SELECT w.name, held.reason, held.memories
+    FROM (
+        SELECT p.world_id, j.parked_reason AS reason, count(*) AS memories
+        FROM embedding_job j
+        CROSS JOIN LATERAL (
+            SELECT world_id FROM pending_embedding
+            WHERE space_id = j.space_id AND content_hash = j.content_hash AND parked OFFSET 0
+        ) AS p
+        WHERE j.parked_reason IS NOT NULL
+          AND j.space_id = (SELECT space_id FROM index_generation WHERE status = 'active')
+        GROUP BY p.world_id, j.parked_reason
+    ) AS held
+    CROSS JOIN LATERAL (SELECT name FROM world WHERE id = held.world_id OFFSET 0) AS w
+    WHERE CAST(:world AS text) IS NULL OR w.name = :world
+    ORDER BY w.name, held.memories DESC, held.reason
 """)
 
 
@@ -277,8 +290,12 @@ _RETRY_PARKED = text("""
               OR encode(content_hash, 'hex') = ANY(CAST(:hashes AS text[])))
         RETURNING space_id, content_hash
     ), waiting AS (
-        UPDATE pending_embedding p SET parked = false
-        FROM job WHERE p.space_id = job.space_id AND p.content_hash = job.content_hash
+        UPDATE pending_embedding SET parked = false
+        WHERE ctid = ANY(ARRAY(
+            SELECT p.at FROM job CROSS JOIN LATERAL (
+                SELECT ctid AS at FROM pending_embedding
+                WHERE space_id = job.space_id AND content_hash = job.content_hash OFFSET 0
+            ) AS p))
     )
     SELECT count(*) FROM job
 """)
@@ -332,19 +349,19 @@ _AUDIT = text("""
     SELECT
         (SELECT count(*) FROM memory m CROSS JOIN space
          WHERE NOT EXISTS (SELECT FROM pending_embedding p
-                           WHERE p.memory_id = m.id AND p.space_id = space.space_id)
+                           WHERE p.memory_id = m.id AND p.space_id + 0 = space.space_id OFFSET 0)
            AND NOT EXISTS (SELECT FROM recall_index r WHERE r.memory_id = m.id
-                           AND r.generation_id = space.generation_id)) AS lost,
+                           AND r.generation_id + 0 = space.generation_id OFFSET 0)) AS lost,
         (SELECT count(*) FROM space JOIN pending_embedding p USING (space_id)
-         JOIN recall_index r ON r.memory_id = p.memory_id
-                            AND r.generation_id = space.generation_id) AS both,
+         WHERE EXISTS (SELECT FROM recall_index r WHERE r.memory_id = p.memory_id
+                       AND r.generation_id + 0 = space.generation_id OFFSET 0)) AS both,
         (SELECT count(*) FROM space JOIN recall_index r USING (generation_id)
          WHERE NOT EXISTS (SELECT FROM embedding e WHERE e.space_id = space.space_id
-                           AND e.content_hash = r.content_hash)) AS without_vector,
+                           AND e.content_hash = r.content_hash OFFSET 0)) AS without_vector,
         (SELECT count(*) FROM pending_embedding p WHERE p.parked
            AND NOT EXISTS (SELECT FROM embedding_job j WHERE j.space_id = p.space_id
                            AND j.content_hash = p.content_hash
-                           AND j.parked_reason IS NOT NULL)) AS without_job
+                           AND j.parked_reason IS NOT NULL OFFSET 0)) AS without_job
 """)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.identity import embedded_text
 from tickmind.store.locking import share_links
+from tickmind.store.lookups import by_index
 
 __all__ = ["Claimed", "Job", "claim", "claimable", "park", "release", "renew", "retry_later"]
 
@@ -33,12 +34,14 @@ class Claimed:
     exhausted: bool
 
 
+# Why they are written as they are: see `lookups`.
+
 # Leased jobs at the head are passed over by SKIP LOCKED while claimed, by lease_until after.
 # A job whose last memory was deleted has no text any more and goes. So does one whose text is
 # embedded by now: a sweep that waited for the storing transaction may have made it once more.
 _CLAIM = text("""
-    WITH head AS (
-        SELECT space_id, content_hash FROM embedding_job
+    WITH head AS MATERIALIZED (
+        SELECT content_hash FROM embedding_job
         WHERE space_id = :space_id AND parked_reason IS NULL
           AND not_before <= clock_timestamp()
           AND (lease_until IS NULL OR lease_until < clock_timestamp())
@@ -46,22 +49,22 @@ _CLAIM = text("""
         LIMIT :most
         FOR UPDATE SKIP LOCKED
     ), claimed AS (
-        UPDATE embedding_job j
-        SET attempts = j.attempts + 1, lease_token = :token,
+        UPDATE embedding_job
+        SET attempts = attempts + 1, lease_token = :token,
             lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-        FROM head
-        WHERE j.space_id = head.space_id AND j.content_hash = head.content_hash
-        RETURNING j.content_hash, j.attempts, j.due_order
+        WHERE space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM head))
+        RETURNING content_hash, attempts, due_order
     )
     SELECT c.content_hash, c.attempts, m.content, m.context
     FROM claimed c
-    LEFT JOIN embedding e ON e.space_id = :space_id AND e.content_hash = c.content_hash
     LEFT JOIN LATERAL (
-        SELECT memory.content, memory.context
-        FROM pending_embedding p JOIN memory ON memory.id = p.memory_id
-        WHERE p.space_id = :space_id AND p.content_hash = c.content_hash
-          AND e.content_hash IS NULL
-        LIMIT 1
+        SELECT told.content, told.context
+        FROM (SELECT memory_id FROM pending_embedding
+              WHERE space_id = :space_id AND content_hash = c.content_hash LIMIT 1) AS p
+        CROSS JOIN LATERAL (SELECT content, context FROM memory
+                            WHERE memory.id = p.memory_id OFFSET 0) AS told
+        WHERE NOT EXISTS (SELECT FROM embedding e WHERE e.space_id = :space_id
+                          AND e.content_hash = c.content_hash OFFSET 0)
     ) m ON true
     ORDER BY c.due_order, c.content_hash
 """)
@@ -79,6 +82,7 @@ async def claim(
 
     `token`: of this claim alone, so that nobody can give back or park what was leased anew.
     """
+    await by_index(session)
     rows = (
         await session.execute(
             _CLAIM, {"space_id": space_id, "token": token, "most": most, "lease_s": lease_s}
@@ -117,20 +121,26 @@ async def claimable(session: AsyncSession, space_id: int) -> bool:
 # Several jobs are locked in the order of their hashes, whoever does it: a batch's leases are
 # renewed while its answer is stored.
 _MINE = """
-    mine AS MATERIALIZED (
-        SELECT content_hash FROM embedding_job
-        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-          AND lease_token = :token
-        ORDER BY content_hash FOR UPDATE
+    told AS (
+        SELECT content_hash FROM unnest(CAST(:hashes AS bytea[])) AS told (content_hash)
+        WHERE @first ORDER BY content_hash
+    ), mine AS MATERIALIZED (
+        SELECT locked.content_hash FROM told CROSS JOIN LATERAL (
+            SELECT content_hash FROM embedding_job j
+            WHERE j.space_id = :space_id AND j.content_hash = told.content_hash
+              AND j.lease_token = :token
+            FOR UPDATE
+        ) AS locked
     )
 """
+_OF_MINE = "space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM mine))"
 _RENEW = text(
     """
     WITH @mine
-    UPDATE embedding_job j
+    UPDATE embedding_job
     SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-    FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
-""".replace("@mine", _MINE)
+    WHERE @of_mine
+""".replace("@mine", _MINE.replace("@first", "true")).replace("@of_mine", _OF_MINE)
 )
 
 
@@ -138,6 +148,7 @@ async def renew(
     session: AsyncSession, space_id: int, jobs: Sequence[Job], *, lease_s: float
 ) -> None:
     """Keep the leases of texts that are still being worked on; those given back stay so."""
+    await by_index(session)
     for token, hashes in _by_token(jobs).items():
         await session.execute(
             _RENEW, {"space_id": space_id, "hashes": hashes, "token": token, "lease_s": lease_s}
@@ -154,12 +165,12 @@ def _by_token(jobs: Sequence[Job]) -> dict[UUID, list[bytes]]:
 _RELEASE = text(
     """
     WITH @mine
-    UPDATE embedding_job j
-    SET attempts = greatest(0, j.attempts - CAST(:uncharged AS integer)),
+    UPDATE embedding_job
+    SET attempts = greatest(0, attempts - CAST(:uncharged AS integer)),
         lease_token = NULL, lease_until = NULL,
         not_before = clock_timestamp() + make_interval(secs => :delay_s)
-    FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
-""".replace("@mine", _MINE)
+    WHERE @of_mine
+""".replace("@mine", _MINE.replace("@first", "true")).replace("@of_mine", _OF_MINE)
 )
 
 
@@ -180,6 +191,7 @@ async def retry_later(
 async def _give_back(
     session: AsyncSession, space_id: int, jobs: Sequence[Job], *, delay_s: float, uncharged: int
 ) -> None:
+    await by_index(session)
     for token, hashes in _by_token(jobs).items():
         await session.execute(
             _RELEASE,
@@ -195,28 +207,37 @@ async def _give_back(
 
 # Pending rows before jobs, as linking takes them: no job is looked at before all of them are
 # counted. What is recorded meanwhile is parked by the next sweep.
-_PARK = text("""
+_PARK = text(
+    """
     WITH waiting AS MATERIALIZED (
-        SELECT memory_id, content_hash FROM pending_embedding
-        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-        ORDER BY memory_id FOR UPDATE
-    ), mine AS MATERIALIZED (
-        SELECT content_hash FROM embedding_job
-        WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
-          AND lease_token = :token AND (SELECT count(*) FROM waiting) >= 0
-        ORDER BY content_hash FOR UPDATE
-    ), job AS (
-        UPDATE embedding_job j
+        SELECT p.memory_id, told.content_hash
+        FROM unnest(CAST(:hashes AS bytea[])) AS told (content_hash)
+        CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding
+            WHERE space_id = :space_id AND content_hash = told.content_hash OFFSET 0
+        ) AS p
+        ORDER BY p.memory_id
+    ), held AS MATERIALIZED (
+        SELECT waiting.* FROM waiting CROSS JOIN LATERAL (
+            SELECT FROM pending_embedding p
+            WHERE p.memory_id = waiting.memory_id AND p.space_id + 0 = :space_id
+            FOR UPDATE
+        ) AS locked
+    ), @mine, job AS (
+        UPDATE embedding_job
         SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
-        FROM mine WHERE j.space_id = :space_id AND j.content_hash = mine.content_hash
-        RETURNING j.content_hash
+        WHERE @of_mine
+        RETURNING content_hash
     ), marked AS (
-        UPDATE pending_embedding p SET parked = true
-        FROM waiting JOIN job USING (content_hash)
-        WHERE p.space_id = :space_id AND p.memory_id = waiting.memory_id
+        UPDATE pending_embedding SET parked = true
+        WHERE space_id + 0 = :space_id AND memory_id = ANY(ARRAY(
+            SELECT memory_id FROM held WHERE content_hash IN (SELECT content_hash FROM job)))
     )
     SELECT count(*) FROM job
-""")
+""".replace("@mine", _MINE.replace("@first", "(SELECT count(*) FROM held) >= 0")).replace(
+        "@of_mine", _OF_MINE
+    )
+)
 
 
 async def park(session: AsyncSession, space_id: int, jobs: Sequence[Job], *, reason: str) -> int:

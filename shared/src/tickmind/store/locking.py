@@ -21,13 +21,15 @@ from collections.abc import Iterable
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from tickmind.store.lookups import BY_INDEX
+
 __all__ = [
     "change_alone",
     "hold_worlds",
+    "lock_for_cascades",
     "lock_out_links",
     "lock_out_recorders",
     "lock_out_world",
-    "lock_to_delete_memories",
     "share_links",
 ]
 
@@ -49,11 +51,13 @@ async def change_alone(session: AsyncSession) -> None:
     await session.execute(_ALONE, {"key": _SPACES})
 
 
-_HOLD_WORLDS = text("""
-    SELECT count(pg_advisory_xact_lock_shared(:key + bucket))
+_HOLD_WORLDS = text(
+    """
+    SELECT count(pg_advisory_xact_lock_shared(:key + bucket)), @by_index
     FROM (SELECT DISTINCT id % :buckets AS bucket
           FROM unnest(CAST(:world_ids AS bigint[])) AS id ORDER BY bucket) AS buckets
-""")
+""".replace("@by_index", BY_INDEX)
+)
 _LOCK_OUT_WORLD = text("""
     SELECT id, pg_advisory_xact_lock(:key + id % :buckets) FROM world WHERE name = :world
 """)
@@ -75,20 +79,25 @@ async def lock_out_world(session: AsyncSession, world: str) -> int | None:
     return None if row is None else row.id
 
 
+_SHARE_LINKS = text(f"SELECT pg_advisory_xact_lock_shared(:key), {BY_INDEX}")
+_LOCK_OUT_LINKS = text(f"SELECT pg_advisory_xact_lock(:key), {BY_INDEX}")
+
+
 async def share_links(session: AsyncSession) -> None:
     """Let nobody take away vectors or memories before we end: what a statement of ours has seen
     may be linked to. The statement that looks comes after this."""
-    await session.execute(_SHARED, {"key": _LINKS})
+    await session.execute(_SHARE_LINKS, {"key": _LINKS})
 
 
 async def lock_out_links(session: AsyncSession) -> None:
     """Wait for all who link, and hold the next ones back until we end."""
-    await session.execute(_ALONE, {"key": _LINKS})
+    await session.execute(_LOCK_OUT_LINKS, {"key": _LINKS})
 
 
-async def lock_to_delete_memories(session: AsyncSession) -> None:
-    """Lock out links, and be among those who write pending rows before the first memory is locked:
-    the cascade comes to them last, and would wait there for who holds recorders back."""
+async def lock_for_cascades(session: AsyncSession) -> None:
+    """Lock out links, and be among those who write pending rows before the first memory, or the
+    space, is locked: its cascades come to them last, and would wait there for who holds recorders
+    back."""
     await lock_out_links(session)
     await session.execute(text("LOCK TABLE pending_embedding IN ROW EXCLUSIVE MODE"))
 

@@ -90,15 +90,20 @@ _FILTERS = """
 _NO_FILTERS = "true"
 # Which of the agent's rows are ranked: all that the filters let through.
 _RANKED = "r.generation_id = :generation_id AND r.agent_id = q.agent_id AND {filters}"
+# What belongs to a row is looked up by its key, whatever the planner believes (see `lookups`).
+_VECTOR = """
+            CROSS JOIN LATERAL (
+                SELECT vector FROM embedding
+                WHERE space_id = :space_id AND content_hash = r.content_hash OFFSET 0
+            ) AS e
+"""
 # The best by vectors alone.
 _INDEXED = """
         SELECT scored.*, {score} AS score
         FROM (
             SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
                    {relevance} AS relevance, {recency} AS recency
-            FROM {rows} r
-            JOIN embedding e
-                ON e.space_id = :space_id AND e.content_hash = r.content_hash
+            FROM {rows} r {vector}
         ) AS scored
         ORDER BY score DESC, scored.tick DESC, scored.memory_id DESC
         LIMIT :k
@@ -119,7 +124,10 @@ _CANDIDATES = """
                     WHERE r.agent_id = q.agent_id AND {filters}
                     ORDER BY r.tick DESC, r.id DESC LIMIT :newest) AS newest
             ) AS h
-            JOIN memory r ON r.id = h.memory_id AND r.agent_id = q.agent_id
+            CROSS JOIN LATERAL (
+                SELECT id, tick, kind, importance, is_core FROM memory
+                WHERE id = h.memory_id AND agent_id + 0 = q.agent_id OFFSET 0
+            ) AS r
 """
 # What words found, with its vector; and, of those candidates, what still waits for one: its cosine
 # is not known, which is 0 here, neither a match nor the contrary.
@@ -129,17 +137,19 @@ _BESIDE = """
             SELECT r.memory_id, r.tick, r.kind, r.importance, r.is_core,
                    {relevance} + {words_weight} * h.words AS relevance, {recency} AS recency
             FROM hits h
-            JOIN recall_index r ON r.memory_id = h.memory_id
-                AND r.generation_id = :generation_id AND r.agent_id = q.agent_id
-            JOIN embedding e
-                ON e.space_id = :space_id AND e.content_hash = r.content_hash
+            CROSS JOIN LATERAL (
+                SELECT * FROM recall_index
+                WHERE memory_id = h.memory_id AND generation_id + 0 = :generation_id
+                  AND agent_id + 0 = q.agent_id OFFSET 0
+            ) AS r {vector}
             WHERE h.asked = q.asked AND {filters}
             UNION ALL
             SELECT r.id, r.tick, r.kind, r.importance, r.is_core,
                    {words_weight} * h.words AS relevance, {recency} AS recency
             {candidates}
             WHERE EXISTS (SELECT FROM pending_embedding p
-                          WHERE p.memory_id = r.id AND p.space_id = :space_id) AND {filters}
+                          WHERE p.memory_id = r.id AND p.space_id + 0 = :space_id OFFSET 0)
+              AND {filters}
         ) AS scored
 """
 _WITHOUT_VECTOR = """
@@ -165,7 +175,9 @@ _STATEMENT = """
            top.relevance, top.recency, top.score
     FROM unnest({asked}) WITH ORDINALITY AS q ({columns}, asked)
     CROSS JOIN LATERAL ({top}) AS top
-    JOIN memory m ON m.id = top.memory_id
+    CROSS JOIN LATERAL (
+        SELECT id, content FROM memory WHERE id = top.memory_id OFFSET 0
+    ) AS m
     ORDER BY q.asked, top.score DESC, top.tick DESC, top.memory_id DESC
 """
 _ALL = "(SELECT * FROM recall_index r WHERE {filtered})"
@@ -209,6 +221,7 @@ def _statement(
         "filters": filters,
         "candidates": _CANDIDATES.format(filters=filters),
         "words_weight": WORDS_WEIGHT,
+        "vector": _VECTOR,
     }
     if relevance is None:
         asked, columns = "CAST(:agent_ids AS bigint[])", "agent_id"

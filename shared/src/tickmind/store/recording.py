@@ -14,6 +14,7 @@ from tickmind.conversation import text_to_embed
 from tickmind.decoding import Rejected
 from tickmind.identity import KEY_BYTES, content_hash, reject_key
 from tickmind.memory import Memory
+from tickmind.store.lookups import by_index
 from tickmind.words import array, digests, keys
 
 __all__ = [
@@ -69,9 +70,11 @@ _INSERT_AGENTS = text("""
     ON CONFLICT (world_id, name) DO NOTHING
 """)
 _AGENTS = text("""
-    SELECT a.world_id, a.name, a.id
+    SELECT wanted.world_id, wanted.name, a.id
     FROM unnest(CAST(:world_ids AS bigint[]), CAST(:names AS text[])) AS wanted (world_id, name)
-    JOIN agent a ON a.world_id = wanted.world_id AND a.name = wanted.name
+    CROSS JOIN LATERAL (
+        SELECT id FROM agent WHERE world_id = wanted.world_id AND name = wanted.name OFFSET 0
+    ) AS a
 """)
 
 
@@ -96,6 +99,7 @@ async def ensure_agents(
 ) -> dict[tuple[int, str], int]:
     """Ids of these agents, keyed by (world id, name), made where they are new."""
     wanted = sorted(set(names))
+    await by_index(session)
 
     async def lookup(pairs: Sequence[tuple[int, str]]) -> dict[tuple[int, str], int]:
         columns = {"world_ids": [w for w, _ in pairs], "names": [n for _, n in pairs]}

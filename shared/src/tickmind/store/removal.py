@@ -15,11 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tickmind.store.embedding import store_vectors
 from tickmind.store.inspection import drop_parked, drop_rejects
 from tickmind.store.locking import (
+    lock_for_cascades,
     lock_out_links,
     lock_out_recorders,
     lock_out_world,
-    lock_to_delete_memories,
 )
+from tickmind.store.lookups import compare_whole
 
 __all__ = [
     "Deleted",
@@ -55,7 +56,7 @@ _DELETE_MEMORIES = text("""
         SELECT id, tick FROM memory
         WHERE agent_id = :agent_id AND tick >= :from_tick ORDER BY tick LIMIT :most
     ), gone AS (
-        DELETE FROM memory m USING chunk WHERE m.id = chunk.id RETURNING chunk.tick
+        DELETE FROM memory WHERE id = ANY(ARRAY(SELECT id FROM chunk)) RETURNING tick
     )
     SELECT count(*) AS memories, max(tick) AS tick FROM gone
 """)
@@ -80,7 +81,7 @@ async def delete_some_memories(
     session: AsyncSession, agent_id: int, *, from_tick: int, most: int
 ) -> Deleted:
     """Delete at most `most` memories of an agent, from this tick on."""
-    await lock_to_delete_memories(session)
+    await lock_for_cascades(session)
     parameters = {"agent_id": agent_id, "from_tick": from_tick, "most": most}
     row = (await session.execute(_DELETE_MEMORIES, parameters)).one()
     return Deleted(memories=row.memories, tick=row.tick)
@@ -89,7 +90,7 @@ async def delete_some_memories(
 async def delete_world(session: AsyncSession, world: str) -> bool:
     """Delete a world and all that still hangs on it, rejects too; whether there was one."""
     id_ = await lock_out_world(session, world)
-    await lock_to_delete_memories(session)
+    await lock_for_cascades(session)
     # By its id: one that began again under this name is another's, whom nobody waited for.
     found = (await session.execute(_DELETE_WORLD, {"id": id_})).first() is not None
     await drop_rejects(session, world=world)
@@ -98,7 +99,7 @@ async def delete_world(session: AsyncSession, world: str) -> bool:
 
 async def delete_agent(session: AsyncSession, world: str, agent: str) -> bool:
     """Delete one agent and what memories it still has; whether there was one."""
-    await lock_to_delete_memories(session)
+    await lock_for_cascades(session)
     found = await session.execute(_DELETE_AGENT, {"world": world, "agent": agent})
     return found.first() is not None
 
@@ -156,22 +157,37 @@ _SINCE = text(
 _COLLECT = text(
     """
     WITH lately AS MATERIALIZED (
-        SELECT g.space_id, r.content_hash
-        FROM recall_index r JOIN index_generation g ON g.id = r.generation_id
+        SELECT (SELECT g.space_id FROM index_generation g WHERE g.id = r.generation_id) AS space_id,
+               r.content_hash
+        FROM recall_index r
         WHERE r.memory_id > :memory_id
     ), gone AS (
-        DELETE FROM embedding e
-        USING unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[])) AS t (space_id, hash)
-        WHERE e.space_id = t.space_id AND e.content_hash = t.hash
-          AND (@statuses) = :statuses
-          AND NOT EXISTS (SELECT FROM lately
-                          WHERE lately.space_id = t.space_id AND lately.content_hash = t.hash)
-          AND NOT EXISTS (SELECT FROM pending_embedding p
-                          WHERE p.space_id = t.space_id AND p.content_hash = t.hash)
-        RETURNING e.space_id, e.content_hash
+        DELETE FROM embedding
+        WHERE ctid = ANY(ARRAY(
+            SELECT e.at
+            FROM unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[]))
+                AS t (space_id, hash)
+            CROSS JOIN LATERAL (
+                SELECT ctid AS at FROM embedding
+                WHERE space_id = t.space_id AND content_hash = t.hash OFFSET 0
+            ) AS e
+            WHERE (@statuses) = :statuses
+              AND (t.space_id, t.hash) NOT IN (SELECT space_id, content_hash FROM lately)
+              AND NOT EXISTS (SELECT FROM pending_embedding p
+                              WHERE p.space_id = t.space_id AND p.content_hash = t.hash OFFSET 0)))
+        RETURNING space_id, content_hash
     ), unsigned AS (
-        DELETE FROM signature s USING gone JOIN index_generation g ON g.space_id = gone.space_id
-        WHERE s.generation_id = g.id AND s.content_hash = gone.content_hash
+        DELETE FROM signature
+        WHERE ctid = ANY(ARRAY(
+            SELECT s.at FROM gone
+            CROSS JOIN unnest(ARRAY(SELECT id FROM index_generation ORDER BY id),
+                              ARRAY(SELECT space_id FROM index_generation ORDER BY id))
+                AS g (id, space_id)
+            CROSS JOIN LATERAL (
+                SELECT ctid AS at FROM signature
+                WHERE generation_id = g.id AND content_hash = gone.content_hash OFFSET 0
+            ) AS s
+            WHERE g.space_id = gone.space_id))
     )
     SELECT count(*) FROM gone
 """.replace("@statuses", _STATUSES)
@@ -184,15 +200,16 @@ _UNUSED_JOBS = text("""
         WHERE (space_id, content_hash) > (:space_id, CAST(:hash AS bytea))
         ORDER BY space_id, content_hash LIMIT :most
     ), unused AS MATERIALIZED (
-        SELECT j.space_id, j.content_hash
-        FROM embedding_job j JOIN chunk USING (space_id, content_hash)
-        WHERE NOT EXISTS (SELECT FROM pending_embedding p
-                          WHERE p.space_id = j.space_id AND p.content_hash = j.content_hash)
-          AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
-        FOR UPDATE OF j SKIP LOCKED
+        SELECT locked.at FROM chunk CROSS JOIN LATERAL (
+            SELECT ctid AS at FROM embedding_job j
+            WHERE j.space_id = chunk.space_id AND j.content_hash = chunk.content_hash
+              AND (j.lease_until IS NULL OR j.lease_until < clock_timestamp())
+            FOR UPDATE SKIP LOCKED
+        ) AS locked
+        WHERE NOT EXISTS (SELECT FROM pending_embedding p WHERE p.space_id = chunk.space_id
+                          AND p.content_hash = chunk.content_hash OFFSET 0)
     ), gone AS (
-        DELETE FROM embedding_job j USING unused
-        WHERE j.space_id = unused.space_id AND j.content_hash = unused.content_hash
+        DELETE FROM embedding_job WHERE ctid = ANY(ARRAY(SELECT at FROM unused))
     )
     SELECT space_id, content_hash FROM chunk ORDER BY space_id DESC, content_hash DESC LIMIT 1
 """)
@@ -218,7 +235,8 @@ async def since_now(session: AsyncSession) -> Since:
 
 async def look_for_unused(session: AsyncSession, *, most: int) -> list[Text]:
     """At most so many texts whose vectors no memory uses: one pass over what is indexed, without
-    a lock."""
+    a lock. For the rest of the transaction whole tables are compared."""
+    await compare_whole(session)
     rows = await session.execute(_LOOK_FOR_UNUSED, {"most": most})
     return [(row.space_id, row.content_hash) for row in rows]
 

@@ -128,8 +128,9 @@ _INSERT_ACTIVE = text("""
 """)
 _BACKFILL = text("""
     INSERT INTO pending_embedding (memory_id, world_id, tick, space_id, importance, content_hash)
-    SELECT m.id, a.world_id, m.tick, CAST(:space_id AS integer), m.importance, m.content_hash
-    FROM memory m JOIN agent a ON a.id = m.agent_id
+    SELECT m.id, (SELECT a.world_id FROM agent a WHERE a.id = m.agent_id), m.tick,
+           CAST(:space_id AS integer), m.importance, m.content_hash
+    FROM memory m
     ON CONFLICT DO NOTHING
 """)
 

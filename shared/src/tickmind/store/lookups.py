@@ -1,0 +1,43 @@
+"""How statements find few rows among many, whatever PostgreSQL believes of its tables.
+
+The planner knows a table by the statistics that were taken last. Ours fill and empty within
+minutes: a space that is new since has no rows to it, and a table that was nearly empty then still
+is. Taking hundreds of rows for one, it goes through a whole table, or through all other rows of the
+statement, once for each of them: minutes under locks for what takes milliseconds, until autovacuum
+comes by. So what concerns the rows of a chunk leaves it no choice:
+
+- What belongs to a row is looked up by its key in a subquery that cannot be joined in another way:
+  LATERAL or EXISTS, with OFFSET 0 or FOR UPDATE.
+- What is changed is named by an array of keys: `id = ANY(ARRAY(SELECT ...))`; or of ctids, where
+  nobody changes such rows meanwhile.
+- `space_id + 0 = :space_id` where an index that begins with the space would be the wrong one.
+- `BY_INDEX`: by an index, and in its order.
+
+`tests/integration/test_stale_statistics.py` counts what each statement touches.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+__all__ = ["BY_INDEX", "by_index", "compare_whole"]
+
+#: What a statement that takes a lock may select besides, so that it costs no statement of its own.
+#: Tables without an index for what is asked of them are read in an InitPlan: elsewhere the price
+#: put on it would hide all others from a planner before PostgreSQL 18.
+BY_INDEX = "set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)"
+_BY_INDEX = text(f"SELECT {BY_INDEX}")
+_COMPARE_WHOLE = text("""
+    SELECT set_config('enable_nestloop', 'off', true), set_config('enable_seqscan', 'on', true)
+""")
+
+
+async def by_index(session: AsyncSession) -> None:
+    """For the rest of the transaction rows are looked up by indexes, and taken in their order."""
+    await session.execute(_BY_INDEX)
+
+
+async def compare_whole(session: AsyncSession) -> None:
+    """For the rest of the transaction whole tables are joined, by hashing or sorting them."""
+    await session.execute(_COMPARE_WHOLE)
