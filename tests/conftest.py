@@ -18,6 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.brokers import install_rabbitmq
+from tests.commands import end_forks
 from tests.mutating import Fuzzing
 from tests.virtual_hosts import add_virtual_hosts
 from tickmind.database import Database
@@ -60,6 +61,12 @@ def _no_settings_of_mine() -> None:
     for name in [name for name in os.environ if name.startswith("TICKMIND_")]:
         if name not in ("TICKMIND_DATA", FUZZ_SEED, FUZZ_FACTOR):
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forks_ended() -> Iterator[None]:
+    yield
+    end_forks()
 
 
 @pytest.fixture(scope="session")
