@@ -5,6 +5,7 @@ Nothing is started for tests that ask for neither. A database a test, from a mig
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import asyncpg
+import httpcore2
 import hypothesis
 import pytest
 from pydantic import SecretStr
@@ -67,6 +69,16 @@ def _no_settings_of_mine() -> None:
 def _forks_ended() -> Iterator[None]:
     yield
     end_forks()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_read_once() -> Iterator[None]:
+    """Each client of an API reads all that the system trusts, a tenth of a second: the tests make
+    hundreds, one process few."""
+    with pytest.MonkeyPatch.context() as patched:
+        once = functools.cache(httpcore2.default_ssl_context)
+        patched.setattr(httpcore2, "default_ssl_context", once)
+        yield
 
 
 @pytest.fixture(scope="session")
