@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,28 @@ from typing import Any
 
 import pytest
 
+from tests.forking import Forks
 from tickmind.cli import main
 from tickmind.settings import BrokerSettings, DatabaseSettings
 
-__all__ = ["Cli", "Done", "run_here", "servers_of"]
+__all__ = ["Cli", "Done", "end_forks", "run_here", "servers_of"]
+
+_forks: list[Forks] = []
+_starting = threading.Lock()
+
+
+def _started() -> Forks:
+    """What commands are forked by, started by the first of them."""
+    with _starting:
+        if not _forks:
+            _forks.append(Forks())
+        return _forks[0]
+
+
+def end_forks() -> None:
+    """End what they were forked by."""
+    while _forks:
+        _forks.pop().end()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +80,32 @@ class Cli:
         mine = ("TICKMIND_", "COLUMNS", "NO_COLOR", "FORCE_COLOR")
         kept = {key: value for key, value in os.environ.items() if not key.startswith(mine)}
         self.env = {**kept, **(env or {})}
+        # Other variables are read by other packages, as they are loaded.
+        self._forked = all(name.startswith("TICKMIND_") for name in env or {})
 
     async def start(self, *args: str, **options: Any) -> asyncio.subprocess.Process:
         """The process, its output piped."""
+        return await self._start(sys.executable, "-m", "tickmind.cli", *args, **options)
+
+    async def _forked_or_started(self, *args: str, **options: Any) -> asyncio.subprocess.Process:
+        if not self._forked:
+            return await self.start(*args, **options)
+        forks = await asyncio.to_thread(_started)
+        return await self._start(*forks.command(*args), **options)
+
+    async def _start(self, *command: str, **options: Any) -> asyncio.subprocess.Process:
         given: dict[str, Any] = {
             "stdin": asyncio.subprocess.DEVNULL,
             "stdout": asyncio.subprocess.PIPE,
             "stderr": asyncio.subprocess.PIPE,
             **options,
         }
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tickmind.cli", *args), cwd=self.where, env=self.env, **given
-        )
+        return await asyncio.create_subprocess_exec(*command, cwd=self.where, env=self.env, **given)
 
     async def __call__(self, *args: str, stdin: bytes | None = None) -> Done:
         """Run to the end; nobody is at the terminal."""
         given = {} if stdin is None else {"stdin": asyncio.subprocess.PIPE}
-        process = await self.start(*args, **given)
+        process = await self._forked_or_started(*args, **given)
         try:
             async with asyncio.timeout(90):
                 out, err = await process.communicate(stdin)
@@ -92,7 +120,7 @@ class Cli:
         """Run with a person at the terminal who types `answer` and a line break."""
         ours, theirs = pty.openpty()
         try:
-            process = await self.start(*args, stdin=theirs)
+            process = await self._forked_or_started(*args, stdin=theirs)
             os.write(ours, f"{answer}\n".encode())
             async with asyncio.timeout(90):
                 out, err = await process.communicate()

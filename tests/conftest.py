@@ -5,6 +5,7 @@ Nothing is started for tests that ask for neither. A database a test, from a mig
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -12,11 +13,14 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import asyncpg
+import httpcore2
 import hypothesis
 import pytest
 from pydantic import SecretStr
 
 from tests.brokers import install_rabbitmq
+from tests.commands import end_forks
 from tests.mutating import Fuzzing
 from tests.virtual_hosts import add_virtual_hosts
 from tickmind.database import Database
@@ -59,6 +63,22 @@ def _no_settings_of_mine() -> None:
     for name in [name for name in os.environ if name.startswith("TICKMIND_")]:
         if name not in ("TICKMIND_DATA", FUZZ_SEED, FUZZ_FACTOR):
             del os.environ[name]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forks_ended() -> Iterator[None]:
+    yield
+    end_forks()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _certificates_read_once() -> Iterator[None]:
+    """Each client of an API reads all that the system trusts, a tenth of a second: the tests make
+    hundreds, one process few."""
+    with pytest.MonkeyPatch.context() as patched:
+        once = functools.cache(httpcore2.default_ssl_context)
+        patched.setattr(httpcore2, "default_ssl_context", once)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -112,13 +132,26 @@ async def rabbitmq(installed_rabbitmq: None, state_dir: Path) -> AsyncIterator[L
         yield broker
 
 
+@pytest.fixture(scope="session")
+async def superuser(
+    postgres: LocalPostgres,
+) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """A connection that stays: opening one costs as much as a database."""
+    connection = await asyncpg.connect(postgres.database_url("postgres"))
+    yield connection
+    await connection.close()
+
+
 @pytest.fixture
-async def database_settings(postgres: LocalPostgres) -> AsyncIterator[DatabaseSettings]:
+async def database_settings(
+    postgres: LocalPostgres, superuser: asyncpg.Connection[asyncpg.Record]
+) -> AsyncIterator[DatabaseSettings]:
     """A database of the test's own, migrated and empty."""
     name = f"test_{next(_numbers)}"
-    await postgres.create_database(name, template="template")
+    # Its files copied, not each block logged as well: half the time, and most tests have one.
+    await superuser.execute(f"CREATE DATABASE {name} TEMPLATE template STRATEGY file_copy")
     yield DatabaseSettings(database_url=SecretStr(postgres.database_url(name)))
-    await postgres.drop_database(name)
+    await superuser.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -186,7 +186,9 @@ def called_early(replicas: Sequence[Replica], refused: Call, *, wait_s: float) -
 
 async def finished(database: Database, *, timeout_s: float = 30.0) -> None:
     """Wait until nothing is left to do: every memory can be recalled, or its text is parked."""
-    for left in (_WAITING, "embedding_job WHERE parked_reason IS NULL"):
+    # What is pending is counted fifty times a second; joining all there is, once.
+    pending = "pending_embedding WHERE NOT parked"
+    for left in (pending, _WAITING, "embedding_job WHERE parked_reason IS NULL"):
         await eventually(
             lambda left=left: counted(database, left),  # type: ignore[misc]
             lambda waiting: waiting == 0,

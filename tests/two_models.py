@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tickmind.embedding_api import OpenAIProvider, Reply
+from tickmind.embedding import Reply
+from tickmind.embedding_api import OpenAIProvider
 from tickmind.hashed import hash_embed
 from tickmind.local.provider.running import Provider
 from tickmind.serving import ExplicitSettings

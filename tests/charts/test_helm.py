@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.charts.cluster import running_cluster
-from tests.charts.helm import CHART, CI_VALUES, HELMS, refusal, render, run_helm
+from tests.charts.helm import CHART, CI_VALUES, HELMS, objects_of, refusal, render, run_helm
 
 
 def _values(name: str) -> str:
@@ -51,11 +51,10 @@ def test_package_holds_all_that_the_templates_read(version: str, tmp_path: Path)
     [package] = tmp_path.glob("tickmind-*.tgz")
     for values in CI_VALUES:
         arguments = ("template", "t", str(package), "--values", _values(values))
-        rendered = run_helm(version, *arguments, "--namespace", "ns", "--kube-version", "1.34")
-        assert rendered.returncode == 0, rendered.stderr
-        documents = [d for d in yaml.safe_load_all(rendered.stdout) if d]
+        result = run_helm(version, *arguments, "--namespace", "ns", "--kube-version", "1.34")
+        assert result.returncode == 0, result.stderr
         expected = render(values, version=version)
-        assert _without_passwords(documents) == _without_passwords(expected)
+        assert _without_passwords(objects_of(result.stdout)) == _without_passwords(expected)
 
 
 @pytest.mark.parametrize("version", HELMS)

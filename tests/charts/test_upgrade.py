@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.charts.cluster import running_cluster
-from tests.charts.helm import CHART, CI_VALUES, HELMS, Rendered, render, run_helm
+from tests.charts.helm import CHART, CI_VALUES, HELMS, Rendered, objects_of, render, run_helm
 
 all_values = pytest.mark.parametrize("values", CI_VALUES)
 
@@ -27,7 +27,7 @@ def _of_version(version: str, app: str, tmp_path: Path) -> Rendered:
         "4", "template", "t", str(copy), "--namespace", "ns", "--kube-version", "1.34"
     )
     assert result.returncode == 0, result.stderr
-    return Rendered(d for d in yaml.safe_load_all(result.stdout) if d)
+    return objects_of(result.stdout)
 
 
 def _immutable(rendered: Rendered) -> dict[tuple[str, str], Any]:
@@ -122,7 +122,7 @@ def test_migration_is_a_new_job_for_each_change_and_the_old_one_after_a_rollback
     again = run_helm(
         "4", "template", "t", str(CHART), "--namespace", "ns", "--kube-version", "1.34"
     )
-    assert _job(Rendered(d for d in yaml.safe_load_all(again.stdout) if d)) == first
+    assert _job(objects_of(again.stdout)) == first
 
 
 @all_values
@@ -194,7 +194,7 @@ def test_passwords_that_were_made_are_kept_and_differ(version: str, tmp_path: Pa
             version, *arguments, "--disable-openapi-validation", kubeconfig=str(kubeconfig)
         )
     assert result.returncode == 0, result.stderr
-    upgraded = Rendered(d for d in yaml.safe_load_all(result.stdout) if d)
+    upgraded = objects_of(result.stdout)
     assert passwords == {
         s["metadata"]["name"]: s["stringData"]["password"] for s in upgraded.of("Secret")
     }

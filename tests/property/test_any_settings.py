@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -95,8 +96,14 @@ def _values(field: str) -> tuple[str, ...]:
     return (*_GARBAGE, *(_NUMBERS if numeric else ()), *(one for values in more for one in values))
 
 
+@functools.cache
+def _schema(kind: type[Settings]) -> dict[str, Any]:
+    properties: dict[str, Any] = kind.model_json_schema()["properties"]
+    return properties
+
+
 def _branches(kind: type[Settings], field: str) -> list[dict[str, Any]]:
-    schema = kind.model_json_schema()["properties"][field]
+    schema = _schema(kind)[field]
     branches: list[dict[str, Any]] = schema.get("anyOf", [schema])
     return branches
 

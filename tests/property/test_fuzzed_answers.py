@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.corpus import ANSWERS, REFUSALS
 from tests.mutating import Fuzzing, blamed
-from tickmind.embedding_api import Reply, read_reply
+from tickmind.embedding import Reply
+from tickmind.embedding_api import read_reply
 from tickmind.errors import EmbeddingFailed, EmbeddingUnavailable, ProviderRefused, TextRefused
 from tickmind.pieces import fit
 from tickmind.refusals import error_in, refusal, refused_parameter, retry_after_s

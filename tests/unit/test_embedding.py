@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tickmind.embedding import CallFailed, Embedder, HashProvider, Unmetered, space_of
-from tickmind.embedding_api import OpenAIProvider, Reply, read_reply
+from tickmind.embedding import CallFailed, Embedder, HashProvider, Reply, Unmetered, space_of
+from tickmind.embedding_api import OpenAIProvider, read_reply
 from tickmind.errors import ConfigurationError, EmbeddingFailed, TextRefused
 from tickmind.hashed import hash_embed
 from tickmind.pieces import pool, split
@@ -184,6 +186,22 @@ def test_settings_that_can_embed_nothing_are_told_at_start(
     with pytest.raises(ConfigurationError, match=named) as told:
         Embedder(_settings(**options))
     assert "ключ" not in str(told.value)
+
+
+def test_client_of_the_api_is_loaded_by_those_who_call_it_alone() -> None:
+    """Loading it takes longer than all else of a service's start."""
+    code = (
+        "import sys, tickmind_embedder.app, tickmind_retriever.app, tickmind.cli.comparing\n"
+        "from tickmind.embedding import Embedder\n"
+        "from tickmind.settings import EmbeddingSettings\n"
+        "for provider in ('hash', 'openai'):\n"
+        "    Embedder(EmbeddingSettings(embedding_provider=provider))\n"
+        "    print('openai' in sys.modules)"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.split() == ["False", "True"]
 
 
 async def test_provider_is_closed_with_its_embedder() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.running import eventually
-from tickmind.embedding import Embedder, HashProvider, Unmetered
-from tickmind.embedding_api import Reply
+from tickmind.embedding import Embedder, HashProvider, Reply, Unmetered
 from tickmind.errors import (
     ConfigurationError,
     EmbeddingFailed,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import numpy as np
 
 from tickmind.caps import RequestCaps
 from tickmind.clean import is_blank
-from tickmind.embedding_api import CallFailed, OpenAIProvider, Reply, Unmetered, Vectors
 from tickmind.errors import ConfigurationError, ParameterRefused, TextRefused
 from tickmind.hashed import hash_embed_many
 from tickmind.pieces import estimate_tokens, fit, pool, split
+from tickmind.providers import CallFailed, Provider, Reply, Unmetered, Vectors
 from tickmind.serving import space_of
 from tickmind.settings import EmbeddingSettings
 
@@ -22,7 +22,6 @@ __all__ = [
     "CallFailed",
     "Embedder",
     "HashProvider",
-    "OpenAIProvider",
     "Provider",
     "Purpose",
     "Reply",
@@ -39,29 +38,6 @@ Purpose = Literal["document", "query"]
 _SMALLEST_CHARS = 250
 #: More tokens than any character is estimated at: four bytes, half a token each.
 _MOST_TOKENS = 2
-
-
-class Provider(Protocol):
-    """One call: texts in, vectors out."""
-
-    async def call(self, texts: Sequence[str]) -> Reply:
-        """Embed texts, none blank: vectors (len(texts), w), w what it gives.
-
-        Raises EmbeddingUnavailable (try again: ParameterRefused at once; CallFailed where a text
-        may be the cause), TextRefused (one of these texts is not taken), EmbeddingFailed (the
-        answer breaks its contract) or ProviderRefused (key, model).
-        """
-        ...
-
-    def batch(self, texts: Sequence[str]) -> AbstractAsyncContextManager[int]:
-        """A turn for one call, made within: with how many of these texts, in their order."""
-        ...
-
-    async def fault(self) -> str | None:
-        """Why it cannot be reached, in one sentence; None: it answers. Costs nothing."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class HashProvider(Unmetered):
@@ -84,6 +60,9 @@ def provider_of(settings: EmbeddingSettings) -> Provider:
     """The provider these settings name. Raises ConfigurationError for what no request can hold."""
     if settings.embedding_provider == "hash":
         return HashProvider(settings.embedding_dimensions)
+    # Its SDK takes longer to import than the rest of a service: whoever calls no API is spared it.
+    from tickmind.embedding_api import OpenAIProvider
+
     return OpenAIProvider(settings)
 
 

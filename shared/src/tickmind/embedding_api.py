@@ -7,16 +7,13 @@ import base64
 import binascii
 import json
 import logging
-from collections.abc import AsyncIterator, Container, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
 import numpy as np
 import openai
-from numpy.typing import NDArray
 from opentelemetry.trace import Span
 from pydantic_core import from_json
 
@@ -29,45 +26,21 @@ from tickmind.errors import (
     TextRefused,
     TickmindError,
 )
+from tickmind.providers import CallFailed, Reply, Unmetered, Vectors
 from tickmind.refusals import error_in, refusal, refused_parameter
 from tickmind.settings import EmbeddingSettings
 from tickmind.telemetry import log
 from tickmind.tracing import SpanKind, span
 
-__all__ = ["CallFailed", "OpenAIProvider", "Reply", "Unmetered", "Vectors", "read_reply"]
+__all__ = ["OpenAIProvider", "read_reply"]
 
 _logger = logging.getLogger("tickmind.embedding")
-
-Vectors = NDArray[np.float32]
 
 #: More than any request holds: what says more has not counted.
 _MOST_TOKENS = 2**31 - 1
 
 #: Longest wait for a sign of life: a readiness probe gives up after a few seconds.
 _REACHABLE_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reply:
-    """Vectors, (n, w) float32, row i for text i; the tokens the provider counted, if it says."""
-
-    vectors: Vectors
-    tokens: int | None = None
-
-
-class CallFailed(EmbeddingUnavailable):
-    """The call broke down on the provider's side (5xx, time-out, a connection or answer cut off).
-
-    An outage, most likely; or one of its texts, which others can show: then it does not pass.
-    """
-
-
-class Unmetered:
-    """A provider that may be called at any time."""
-
-    @asynccontextmanager
-    async def batch(self, texts: Sequence[str]) -> AsyncIterator[int]:
-        yield len(texts)
 
 
 class OpenAIProvider(Unmetered):
