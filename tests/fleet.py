@@ -184,7 +184,7 @@ def called_early(replicas: Sequence[Replica], refused: Call, *, wait_s: float) -
     return [at for at in came_back(replicas, refused) if at < wait_s]
 
 
-async def finished(database: Database, *, timeout_s: float = 30.0) -> None:
+async def finished(database: Database, *, timeout_s: float = 60.0) -> None:
     """Wait until nothing is left to do: every memory can be recalled, or its text is parked."""
     # What is pending is counted fifty times a second; joining all there is, once.
     pending = "pending_embedding WHERE NOT parked"

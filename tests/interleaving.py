@@ -27,9 +27,7 @@ async def waiting_for_locks(
             return number
         return await counted(database, _WAITING)
 
-    await eventually(
-        waiting, lambda now: now >= number, what="sessions that wait for a lock", timeout_s=10
-    )
+    await eventually(waiting, lambda now: now >= number, what="sessions that wait for a lock")
 
 
 async def crossed(

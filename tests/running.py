@@ -55,7 +55,7 @@ async def eventually(
     holds: Callable[[T], bool],
     *,
     what: str,
-    timeout_s: float = 30.0,
+    timeout_s: float = 60.0,
 ) -> T:
     """Ask until the answer holds; fails with the last answer."""
     loop = asyncio.get_running_loop()
@@ -73,7 +73,7 @@ async def eventually(
 
 
 async def settled(
-    database: Database, world: str, *, memories: int, timeout_s: float = 30.0
+    database: Database, world: str, *, memories: int, timeout_s: float = 60.0
 ) -> Audit:
     """Wait until a world holds so many memories and none is pending; what the audit says then."""
 

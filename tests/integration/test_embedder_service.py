@@ -54,7 +54,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_WAIT_MOST_S", 0.08)
 
 
-async def _none_pending(database: Database, *, timeout_s: float = 30.0) -> None:
+async def _none_pending(database: Database, *, timeout_s: float = 60.0) -> None:
     await eventually(
         lambda: counted(database, "pending_embedding"),
         lambda n: n == 0,

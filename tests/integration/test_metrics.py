@@ -242,7 +242,7 @@ async def test_latency_of_a_recall_names_its_trace_to_who_asks_for_openmetrics(
     app = create_retriever(settings_for(RetrieverSettings, database_settings, broker_settings))
     async with _serving(app) as served, client(broker_settings) as memory:
         with sdk.get_tracer("test").start_as_current_span("decide") as decide:
-            await memory.recall("town-7", "alice", "the market", tick=1, timeout_s=10)
+            await memory.recall("town-7", "alice", "the market", tick=1, timeout_s=30)
         plain = await served.get("/metrics")
         exposed = await served.get("/metrics", _OPENMETRICS)
     trace_id = trace.format_trace_id(decide.get_span_context().trace_id)
@@ -275,7 +275,7 @@ async def test_same_metrics_are_pushed_to_a_collector_that_is_named_for_them(
         async with _serving(app), client(broker_settings) as memory:
             await eventually(consumed, lambda queues: "tickmind.recall" in queues, what="queues")
             monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")  # only as it ends, now
-            await memory.recall("town-7", "alice", "the market", tick=1, timeout_s=10)
+            await memory.recall("town-7", "alice", "the market", tick=1, timeout_s=30)
         pushed = collector.metrics["tickmind-retriever"]
     families = {
         family.name + ("_total" if family.type == "counter" else ""): family

@@ -45,7 +45,7 @@ async def test_recalls_what_was_told_and_done_end_to_end(
         assert await settled(database, "town-7", memories=3) == SOUND
 
         answer = await memory.recall(
-            "town-7", "alice", "Alice walks past the market", tick=200, timeout_s=5
+            "town-7", "alice", "Alice walks past the market", tick=200, timeout_s=30
         )
 
     assert answer.status == "ok", answer

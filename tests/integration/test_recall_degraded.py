@@ -85,7 +85,7 @@ async def test_dead_api_is_waited_for_a_few_times_and_then_no_more(
 
         provider.faults.clear()
         provider.faults.release()
-        await eventually(refusing, lambda found: not found, what="the breaker", timeout_s=20)
+        await eventually(refusing, lambda found: not found, what="the breaker")
         assert (await _took(retriever, "market 0", deadline_ms=30_000))[0].status == "ok"
 
 

@@ -112,7 +112,7 @@ async def test_a_new_run_under_a_new_world_shares_nothing_with_the_old_one(
         await settled(database, "run-1", memories=22)
         await settled(database, "run-2", memories=22)
         answers = {
-            world: await memory.recall(world, "bob", "The fish", tick=20, k=100, timeout_s=5)
+            world: await memory.recall(world, "bob", "The fish", tick=20, k=100, timeout_s=30)
             for world in ("run-1", "run-2")
         }
 
@@ -149,9 +149,9 @@ async def test_a_world_rewound_keeps_the_future_it_had_and_recalls_by_as_of_tick
                     "town-7", tick, [{"agent": "bob", "action": "observe", "text": words}]
                 )
         await settled(database, "town-7", memories=9)
-        everything = await memory.recall("town-7", "bob", "first", tick=4, k=100, timeout_s=5)
+        everything = await memory.recall("town-7", "bob", "first", tick=4, k=100, timeout_s=30)
         so_far = await memory.recall(
-            "town-7", "bob", "first", tick=4, as_of_tick=4, k=100, timeout_s=5
+            "town-7", "bob", "first", tick=4, as_of_tick=4, k=100, timeout_s=30
         )
 
     assert len(everything.memories) == 9
@@ -194,7 +194,7 @@ async def test_agents_of_similar_names_each_have_their_own(
         )
         await settled(database, "o'w%_", memories=len(agents))
         answers = await memory.recall_many(
-            "o'w%_", [(agent, "own text") for agent in agents], tick=2, timeout_s=5
+            "o'w%_", [(agent, "own text") for agent in agents], tick=2, timeout_s=30
         )
 
     assert [[m["content"] for m in answer.memories] for answer in answers] == [

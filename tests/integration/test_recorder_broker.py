@@ -247,7 +247,7 @@ async def test_a_broker_short_of_memory_is_still_relieved_of_its_ticks(
     try:
         app = recorder(database_settings, broker_settings, recorder_batch_decisions=1)
         async with running(app):
-            await until_remembered(database, 100, timeout_s=20)
+            await until_remembered(database, 100)
     finally:
         await rabbitmq.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
     assert await left_in(broker_settings, RECORDER_QUEUE) == [0]

@@ -162,7 +162,7 @@ async def test_world_and_agent_that_come_and_go_while_they_are_made_are_made_aga
             self._session = session
             self._name: str | None = name
 
-        async def execute(self, statement: Executable, parameters: Any) -> Any:
+        async def execute(self, statement: Executable, parameters: Any = None) -> Any:
             if "INSERT" not in str(statement) or self._name is None:
                 return await self._session.execute(statement, parameters)
             name, self._name = self._name, None

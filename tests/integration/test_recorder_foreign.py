@@ -70,6 +70,6 @@ async def test_a_property_that_cannot_be_read_stops_nobody(
             message = aio_pika.Message(tick_body(_TALK, tick=1), **properties)
             await own.events.publish(message, routing_key=key)
         await own.send(tick_body(_TALK, tick=2))
-        rows = await until_remembered(database, 2, timeout_s=10)
+        rows = await until_remembered(database, 2)
 
     assert [row.tick for row in rows] == [1, 2]

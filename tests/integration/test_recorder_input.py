@@ -124,7 +124,7 @@ async def test_numbers_beyond_what_a_float_holds_come_back_exactly(
                 7, tick, [{"agent": agent, "action": "observe", "text": f"at {tick}"}]
             )
         await settled(database, "7", memories=len(ticks))
-        answer = await memory.recall(7, agent, "at what", tick=2**63 - 1, timeout_s=5)
+        answer = await memory.recall(7, agent, "at what", tick=2**63 - 1, timeout_s=30)
 
     assert answer.agent == str(agent)
     assert sorted((m["tick"], m["content"]) for m in answer.memories) == [

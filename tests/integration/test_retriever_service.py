@@ -77,7 +77,7 @@ class Asker:
         """All that was sent is in the queue: it answers a channel in the channel's order."""
         await self._channel.declare_queue(RECALL_QUEUE.name, passive=True)
 
-    async def ask(self, request: bytes, *, timeout_s: float = 10, **properties: Any) -> Any:
+    async def ask(self, request: bytes, *, timeout_s: float = 30, **properties: Any) -> Any:
         """The reply as it came; raises TimeoutError."""
         future: asyncio.Future[AbstractIncomingMessage] = asyncio.Future()
         number = str(next(self._numbers))

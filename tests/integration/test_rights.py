@@ -164,10 +164,10 @@ async def test_every_service_does_its_work_with_its_own_rights_alone(
     engine = servers.broker("engine").broker_url()
     async with running(*apps), MemoryClient(engine) as memory:
         for tick in (1, 1, 2):  # what is there already is written to again
-            receipt = await memory.publish_tick("town", tick, said, timeout_s=10)
+            receipt = await memory.publish_tick("town", tick, said, timeout_s=30)
             assert receipt.confirmed, receipt
         assert await settled(owner, "town", memories=4) == SOUND
-        answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=5)
+        answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=30)
         assert answer.status == "ok", answer
         # And what `helm test` runs, twice.
         for _ in range(2):

@@ -156,7 +156,7 @@ async def test_the_services_do_their_work_with_these_rights_alone(stage: _Stage)
         receipt = await memory.publish_tick("town", 1, [said])
         assert receipt.confirmed, receipt
         assert await settled(owner, "town", memories=2) == SOUND
-        answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=5)
+        answer = await memory.recall("town", "alice", "at the market", tick=3, timeout_s=30)
         assert answer.status == "ok", answer
     await owner.dispose()
 

@@ -42,6 +42,7 @@ from tickmind.store import (
     lexical,
     recording,
     removal,
+    waiting,
 )
 from tickmind.store.lexical import Asked
 from tickmind.store.recall import Filters, Question, rank
@@ -163,6 +164,34 @@ async def test_statements_of_the_protocol_touch_each_row_a_few_times(
     assert await run(partial(embedding.link, space_id=new, hashes=sorted(vectors))) == _ROWS
     await remember(database, names, world="new", agent="dora")
     assert (await run(sweep)).linked == _ROWS
+
+
+async def test_few_of_many_rows_are_found_without_the_others(database: Database, run: Run) -> None:
+    """A handful at a time of what waits, in a space of its own or in one beside it."""
+    async with database.writing() as session:
+        new, _ = await changing.add_space(session, _NEW, None)
+    await remember(database, _names("new"), world="new", tick=range(_ROWS))
+    few = 20
+    sweep = partial(embedding.sweep, space_id=new, most=few)
+    swept = await run(partial(sweep, after=0), few)
+    assert (swept.seen, swept.jobs) == (few, few)
+    async with database.writing() as session:
+        await embedding.sweep(session, new, after=0, most=_ALL)
+    claim = partial(jobs.claim, space_id=new, token=uuid4(), most=few, lease_s=600)
+    claimed = (await run(claim, few)).jobs
+    assert len(claimed) == few
+    await run(partial(jobs.renew, space_id=new, jobs=claimed, lease_s=600), few)
+    vectors = {job.content_hash: np.ones(16, dtype=np.float32) for job in claimed}
+    assert await run(partial(embedding.store_vectors, space_id=new, vectors=vectors), few) == few
+    assert (await run(partial(sweep, after=swept.highest), few)).seen == few
+
+    async with database.writing() as session:
+        await session.execute(
+            text("DELETE FROM pending_embedding WHERE space_id = :id AND tick >= :few"),
+            {"id": new, "few": 2 * few},
+        )
+    assert (await run(partial(sweep, after=0), few)).seen == few
+    assert len(await run(waiting.pending)) == 2
 
 
 async def test_statements_beside_the_protocol_touch_each_row_a_few_times(

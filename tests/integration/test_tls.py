@@ -116,7 +116,7 @@ async def test_every_part_works_over_tls_and_none_of_it_can_be_read(
             receipt = await memory.publish_tick("town", 1, [_TALK])
             assert receipt.confirmed, receipt
             assert await settled(owner, "town", memories=2) == SOUND
-            answer = await memory.recall("town", "alice", "at the market", tick=2, timeout_s=10)
+            answer = await memory.recall("town", "alice", "at the market", tick=2, timeout_s=30)
             assert (answer.status, answer.reason) == ("ok", None), answer
             asked = await cli("recall", "town", "alice", "at the market", "--tick", "2", "--json")
             status = await cli("status", "--json")

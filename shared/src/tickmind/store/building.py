@@ -188,7 +188,7 @@ async def sign_some(
 _COPY = text("""
     WITH chunk AS MATERIALIZED (
         SELECT r.* FROM recall_index r
-        WHERE r.generation_id + 0 = :active_id AND r.memory_id > :after
+        WHERE r.generation_id = :active_id AND r.memory_id > :after
         ORDER BY r.memory_id LIMIT :most
     ), copied AS (
         INSERT INTO recall_index (memory_id, generation_id, importance, is_core, agent_id, tick,
@@ -229,7 +229,7 @@ async def copy_some(
 _RESIGN = text("""
     WITH chunk AS MATERIALIZED (
         SELECT memory_id, content_hash, signature IS NULL AS unsigned FROM recall_index
-        WHERE generation_id + 0 = :generation_id AND memory_id > :after
+        WHERE generation_id = :generation_id AND memory_id > :after
         ORDER BY memory_id LIMIT :most
     ), mine AS MATERIALIZED (
         SELECT locked.memory_id FROM chunk c CROSS JOIN LATERAL (

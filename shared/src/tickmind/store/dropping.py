@@ -135,7 +135,7 @@ async def begin_drop_of_superseded(session: AsyncSession, *, kept_s: float) -> l
 _ROWS = text("""
     WITH chunk AS (
         SELECT memory_id FROM recall_index
-        WHERE generation_id + 0 = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
+        WHERE generation_id = :id AND memory_id > :after ORDER BY memory_id LIMIT :most
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM recall_index
@@ -145,11 +145,10 @@ _ROWS = text("""
 """)
 _SIGNATURES = text("""
     WITH chunk AS (
-        SELECT content_hash FROM signature
+        SELECT content_hash, ctid AS at FROM signature
         WHERE generation_id = :id AND content_hash > :after ORDER BY content_hash LIMIT :most
     ), gone AS (
-        DELETE FROM signature
-        WHERE generation_id = :id AND content_hash = ANY(ARRAY(SELECT content_hash FROM chunk))
+        DELETE FROM signature WHERE ctid = ANY(ARRAY(SELECT at FROM chunk))
     )
     SELECT content_hash FROM chunk ORDER BY content_hash DESC LIMIT 1
 """)

@@ -78,7 +78,7 @@ _SWEEP_SQL = """
                        AND e.content_hash = p.content_hash OFFSET 0) AS embedded
         FROM (
             SELECT memory_id, content_hash, importance FROM pending_embedding
-            WHERE space_id + 0 = :space_id AND memory_id > :after AND NOT parked
+            WHERE space_id = :space_id AND memory_id > :after AND NOT parked
             ORDER BY memory_id
             LIMIT :most
         ) AS p
@@ -166,18 +166,19 @@ _LINK_SQL = """
         ) AS locked
     {index_mine}
     ), ended AS MATERIALIZED (
-        SELECT locked.content_hash FROM known CROSS JOIN LATERAL (
-            SELECT content_hash FROM embedding_job j
+        SELECT locked.at FROM known CROSS JOIN LATERAL (
+            SELECT ctid AS at FROM embedding_job j
             WHERE j.space_id = :space_id AND j.content_hash = known.content_hash
+              AND (SELECT count(*) FROM done) >= 0
             FOR UPDATE
         ) AS locked
-    ), finished AS (
-        DELETE FROM embedding_job
-        WHERE space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM ended))
     )
-    SELECT count(*) FROM done
+    SELECT (SELECT count(*) FROM done) AS linked,
+           ARRAY(SELECT CAST(at AS text) FROM ended) AS ended
 """
 _LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE, filled=_FILLED))
+# A job that somebody changed before it was locked is not what the statement that locked it sees.
+_END = text("DELETE FROM embedding_job WHERE ctid = ANY(CAST(CAST(:ended AS text[]) AS tid[]))")
 
 
 async def store_vectors(
@@ -220,5 +221,8 @@ async def link(session: AsyncSession, space_id: int, hashes: Sequence[bytes]) ->
 
 
 async def _link(session: AsyncSession, space_id: int, hashes: Sequence[bytes]) -> int:
-    result = await session.execute(_LINK, {"space_id": space_id, "hashes": list(hashes)})
-    return int(result.scalar_one())
+    parameters = {"space_id": space_id, "hashes": list(hashes)}
+    row = (await session.execute(_LINK, parameters)).one()
+    if row.ended:
+        await session.execute(_END, {"ended": row.ended})
+    return int(row.linked)

@@ -49,11 +49,12 @@ _CLAIM = text("""
         LIMIT :most
         FOR UPDATE SKIP LOCKED
     ), claimed AS (
-        UPDATE embedding_job
-        SET attempts = attempts + 1, lease_token = :token,
+        INSERT INTO embedding_job AS j (space_id, content_hash, due_order)
+        SELECT :space_id, content_hash, 0 FROM head
+        ON CONFLICT (space_id, content_hash) DO UPDATE
+        SET attempts = j.attempts + 1, lease_token = :token,
             lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-        WHERE space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM head))
-        RETURNING content_hash, attempts, due_order
+        RETURNING j.content_hash, j.attempts, j.due_order
     )
     SELECT c.content_hash, c.attempts, m.content, m.context
     FROM claimed c
@@ -119,28 +120,29 @@ async def claimable(session: AsyncSession, space_id: int) -> bool:
 
 
 # Several jobs are locked in the order of their hashes, whoever does it: a batch's leases are
-# renewed while its answer is stored.
+# renewed while its answer is stored. What is locked is there: each of the inserts is an update.
 _MINE = """
     told AS (
-        SELECT content_hash FROM unnest(CAST(:hashes AS bytea[])) AS told (content_hash)
+        SELECT DISTINCT content_hash, token
+        FROM unnest(CAST(:hashes AS bytea[]), CAST(:tokens AS uuid[])) AS t (content_hash, token)
         WHERE @first ORDER BY content_hash
     ), mine AS MATERIALIZED (
         SELECT locked.content_hash FROM told CROSS JOIN LATERAL (
             SELECT content_hash FROM embedding_job j
             WHERE j.space_id = :space_id AND j.content_hash = told.content_hash
-              AND j.lease_token = :token
+              AND j.lease_token = told.token
             FOR UPDATE
         ) AS locked
-    )
-"""
-_OF_MINE = "space_id = :space_id AND content_hash = ANY(ARRAY(SELECT content_hash FROM mine))"
+    )"""
+_UPDATE_MINE = """
+        INSERT INTO embedding_job AS j (space_id, content_hash, due_order)
+        SELECT :space_id, content_hash, 0 FROM mine
+        ON CONFLICT (space_id, content_hash) DO UPDATE"""
 _RENEW = text(
     """
-    WITH @mine
-    UPDATE embedding_job
+    WITH @mine @update
     SET lease_until = clock_timestamp() + make_interval(secs => :lease_s)
-    WHERE @of_mine
-""".replace("@mine", _MINE.replace("@first", "true")).replace("@of_mine", _OF_MINE)
+""".replace("@mine", _MINE.replace("@first", "true")).replace("@update", _UPDATE_MINE)
 )
 
 
@@ -149,28 +151,23 @@ async def renew(
 ) -> None:
     """Keep the leases of texts that are still being worked on; those given back stay so."""
     await by_index(session)
-    for token, hashes in _by_token(jobs).items():
-        await session.execute(
-            _RENEW, {"space_id": space_id, "hashes": hashes, "token": token, "lease_s": lease_s}
-        )
+    await session.execute(_RENEW, {"space_id": space_id, **_named(jobs), "lease_s": lease_s})
 
 
-def _by_token(jobs: Sequence[Job]) -> dict[UUID, list[bytes]]:
-    tokens: dict[UUID, list[bytes]] = {}
-    for job in jobs:
-        tokens.setdefault(job.token, []).append(job.content_hash)
-    return tokens
+def _named(jobs: Sequence[Job]) -> dict[str, object]:
+    return {
+        "hashes": [job.content_hash for job in jobs],
+        "tokens": [job.token for job in jobs],
+    }
 
 
 _RELEASE = text(
     """
-    WITH @mine
-    UPDATE embedding_job
-    SET attempts = greatest(0, attempts - CAST(:uncharged AS integer)),
+    WITH @mine @update
+    SET attempts = greatest(0, j.attempts - CAST(:uncharged AS integer)),
         lease_token = NULL, lease_until = NULL,
         not_before = clock_timestamp() + make_interval(secs => :delay_s)
-    WHERE @of_mine
-""".replace("@mine", _MINE.replace("@first", "true")).replace("@of_mine", _OF_MINE)
+""".replace("@mine", _MINE.replace("@first", "true")).replace("@update", _UPDATE_MINE)
 )
 
 
@@ -192,17 +189,10 @@ async def _give_back(
     session: AsyncSession, space_id: int, jobs: Sequence[Job], *, delay_s: float, uncharged: int
 ) -> None:
     await by_index(session)
-    for token, hashes in _by_token(jobs).items():
-        await session.execute(
-            _RELEASE,
-            {
-                "space_id": space_id,
-                "hashes": hashes,
-                "token": token,
-                "delay_s": delay_s,
-                "uncharged": uncharged,
-            },
-        )
+    await session.execute(
+        _RELEASE,
+        {"space_id": space_id, **_named(jobs), "delay_s": delay_s, "uncharged": uncharged},
+    )
 
 
 # Pending rows before jobs, as linking takes them: no job is looked at before all of them are
@@ -210,11 +200,11 @@ async def _give_back(
 _PARK = text(
     """
     WITH waiting AS MATERIALIZED (
-        SELECT p.memory_id, told.content_hash
-        FROM unnest(CAST(:hashes AS bytea[])) AS told (content_hash)
+        SELECT p.memory_id, t.content_hash
+        FROM (SELECT DISTINCT unnest(CAST(:hashes AS bytea[])) AS content_hash) AS t
         CROSS JOIN LATERAL (
             SELECT memory_id FROM pending_embedding
-            WHERE space_id = :space_id AND content_hash = told.content_hash OFFSET 0
+            WHERE space_id = :space_id AND content_hash = t.content_hash OFFSET 0
         ) AS p
         ORDER BY p.memory_id
     ), held AS MATERIALIZED (
@@ -223,11 +213,9 @@ _PARK = text(
             WHERE p.memory_id = waiting.memory_id AND p.space_id + 0 = :space_id
             FOR UPDATE
         ) AS locked
-    ), @mine, job AS (
-        UPDATE embedding_job
+    ), @mine, job AS (@update
         SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
-        WHERE @of_mine
-        RETURNING content_hash
+        RETURNING j.content_hash
     ), marked AS (
         UPDATE pending_embedding SET parked = true
         WHERE space_id + 0 = :space_id AND memory_id = ANY(ARRAY(
@@ -235,7 +223,7 @@ _PARK = text(
     )
     SELECT count(*) FROM job
 """.replace("@mine", _MINE.replace("@first", "(SELECT count(*) FROM held) >= 0")).replace(
-        "@of_mine", _OF_MINE
+        "@update", _UPDATE_MINE
     )
 )
 
@@ -246,11 +234,5 @@ async def park(session: AsyncSession, space_id: int, jobs: Sequence[Job], *, rea
     Their memories stay pending.
     """
     await share_links(session)
-    parked = 0
-    for token, hashes in _by_token(jobs).items():
-        result = await session.execute(
-            _PARK,
-            {"space_id": space_id, "hashes": hashes, "token": token, "reason": reason[:500]},
-        )
-        parked += int(result.scalar_one())
-    return parked
+    parameters = {"space_id": space_id, **_named(jobs), "reason": reason[:500]}
+    return int((await session.execute(_PARK, parameters)).scalar_one())

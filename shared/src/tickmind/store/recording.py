@@ -148,8 +148,9 @@ _INSERT_MEMORIES = text("""
         JOIN unnest(CAST(CAST(:owners AS text) AS bigint[]),
                     CAST(CAST(:world_ids AS text) AS bigint[])) AS a (id, world_id)
             ON a.id = new.agent_id
-        CROSS JOIN (SELECT DISTINCT space_id FROM index_generation
-                    WHERE status IN ('building', 'active')) AS s
+        CROSS JOIN unnest(ARRAY(
+            SELECT DISTINCT space_id FROM index_generation
+            WHERE status IN ('building', 'active'))) AS s (space_id)
     )
     SELECT count(*) FROM new
 """)

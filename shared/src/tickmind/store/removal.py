@@ -20,7 +20,7 @@ from tickmind.store.locking import (
     lock_out_recorders,
     lock_out_world,
 )
-from tickmind.store.lookups import compare_whole
+from tickmind.store.lookups import as_it_likes, compare_whole
 
 __all__ = [
     "Deleted",
@@ -93,6 +93,7 @@ async def delete_world(session: AsyncSession, world: str) -> bool:
     await lock_for_cascades(session)
     # By its id: one that began again under this name is another's, whom nobody waited for.
     found = (await session.execute(_DELETE_WORLD, {"id": id_})).first() is not None
+    await as_it_likes(session)
     await drop_rejects(session, world=world)
     return found
 
@@ -165,14 +166,15 @@ _COLLECT = text(
         DELETE FROM embedding
         WHERE ctid = ANY(ARRAY(
             SELECT e.at
-            FROM unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[]))
-                AS t (space_id, hash)
+            FROM (
+                SELECT * FROM unnest(CAST(:space_ids AS integer[]), CAST(:hashes AS bytea[]))
+                EXCEPT SELECT space_id, content_hash FROM lately
+            ) AS t (space_id, hash)
             CROSS JOIN LATERAL (
                 SELECT ctid AS at FROM embedding
                 WHERE space_id = t.space_id AND content_hash = t.hash OFFSET 0
             ) AS e
             WHERE (@statuses) = :statuses
-              AND (t.space_id, t.hash) NOT IN (SELECT space_id, content_hash FROM lately)
               AND NOT EXISTS (SELECT FROM pending_embedding p
                               WHERE p.space_id = t.space_id AND p.content_hash = t.hash OFFSET 0)))
         RETURNING space_id, content_hash
@@ -193,7 +195,7 @@ _COLLECT = text(
 """.replace("@statuses", _STATUSES)
 )
 # One that is leased stays: a memory recorded now would have its text sent a second time. So does
-# one that a worker is just giving back: nobody is waited for.
+# one that a worker is just giving back, or has just given back: nobody is waited for.
 _UNUSED_JOBS = text("""
     WITH chunk AS MATERIALIZED (
         SELECT space_id, content_hash FROM embedding_job

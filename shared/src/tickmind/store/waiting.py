@@ -44,9 +44,15 @@ _PENDING = text("""
         ) AS first_ones
     ) AS counted
     LEFT JOIN LATERAL (
-        SELECT m.recorded_at FROM pending_embedding p JOIN memory m ON m.id = p.memory_id
-        WHERE p.space_id = space.space_id AND NOT p.parked
-        ORDER BY p.memory_id LIMIT 1
+        SELECT m.recorded_at
+        FROM (
+            SELECT memory_id FROM pending_embedding p
+            WHERE p.space_id = space.space_id AND NOT p.parked
+            ORDER BY p.memory_id LIMIT 1
+        ) AS first_one
+        CROSS JOIN LATERAL (
+            SELECT recorded_at FROM memory WHERE id = first_one.memory_id OFFSET 0
+        ) AS m
     ) AS oldest ON true
     GROUP BY space.active
 """)
