@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import text
 
 from tests.interleaving import deadlocks
 from tests.recording import tick_body
@@ -236,6 +237,12 @@ class _Person:
 
     async def _do_migrate(self) -> None:
         await upgrade(self._settings, lambda _: None)
+
+    async def _do_vacuum(self) -> None:
+        """As autovacuum comes by, at any moment: what the planner knows of a table may be of one
+        that was empty, or of before a space was there."""
+        async with self._database.reading() as session:
+            await session.execute(text("VACUUM (ANALYZE)"))
 
     async def _do_status(self) -> None:
         async with self._database.reading() as session:
