@@ -156,7 +156,7 @@ async def test_publish_keeps_the_rate(cli: Cli) -> None:
     )
     assert done.code == 0, done.err
     # The eleventh is due one second after the first.
-    assert 1.0 <= done.json["seconds"] < 11.0
+    assert 1.0 <= done.json["seconds"] < 6.0
 
 
 async def test_publish_sends_what_a_pipe_gives_before_its_end_and_stops_at_ctrl_c(

@@ -17,6 +17,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.store.locking import share_links
+from tickmind.store.lookups import PENDING_LOCKED
 from tickmind.store.signing import Signers, sign
 
 __all__ = ["Swept", "link", "store_vectors", "sweep"]
@@ -83,11 +84,7 @@ _SWEEP_SQL = """
             LIMIT :most
         ) AS p
     ), mine AS MATERIALIZED (
-        SELECT locked.memory_id FROM chunk CROSS JOIN LATERAL (
-            SELECT memory_id FROM pending_embedding p
-            WHERE p.memory_id = chunk.memory_id AND p.space_id + 0 = :space_id
-            FOR UPDATE SKIP LOCKED
-        ) AS locked
+        SELECT locked.memory_id FROM chunk {locked}
         WHERE chunk.embedded AND {filled}
     {index_mine}
     ), wanted AS (
@@ -101,11 +98,7 @@ _SWEEP_SQL = """
         ON CONFLICT DO NOTHING
         RETURNING content_hash
     ), stuck AS MATERIALIZED (
-        SELECT locked.memory_id FROM chunk CROSS JOIN LATERAL (
-            SELECT memory_id FROM pending_embedding p
-            WHERE p.memory_id = chunk.memory_id AND p.space_id + 0 = :space_id
-            FOR UPDATE SKIP LOCKED
-        ) AS locked
+        SELECT locked.memory_id FROM chunk {locked}
         WHERE NOT chunk.embedded
           AND EXISTS (SELECT FROM embedding_job j
                       WHERE j.space_id = :space_id AND j.content_hash = chunk.content_hash
@@ -120,7 +113,13 @@ _SWEEP_SQL = """
            CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS running_from,
            CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint) AS begun_until
 """
-_SWEEP = text(_SWEEP_SQL.format(index_mine=_INDEX_MINE, filled=_FILLED))
+_SWEEP = text(
+    _SWEEP_SQL.format(
+        index_mine=_INDEX_MINE,
+        filled=_FILLED,
+        locked=PENDING_LOCKED.format(of="chunk", how="SKIP LOCKED"),
+    )
+)
 
 
 async def sweep(session: AsyncSession, space_id: int, *, after: int, most: int) -> Swept:
@@ -159,11 +158,7 @@ _LINK_SQL = """
         WHERE {filled}
         ORDER BY p.memory_id
     ), mine AS MATERIALIZED (
-        SELECT locked.memory_id FROM waiting CROSS JOIN LATERAL (
-            SELECT memory_id FROM pending_embedding p
-            WHERE p.memory_id = waiting.memory_id AND p.space_id + 0 = :space_id
-            FOR UPDATE
-        ) AS locked
+        SELECT locked.memory_id FROM waiting {locked}
     {index_mine}
     ), ended AS MATERIALIZED (
         SELECT locked.at FROM known CROSS JOIN LATERAL (
@@ -176,7 +171,13 @@ _LINK_SQL = """
     SELECT (SELECT count(*) FROM done) AS linked,
            ARRAY(SELECT CAST(at AS text) FROM ended) AS ended
 """
-_LINK = text(_LINK_SQL.format(index_mine=_INDEX_MINE, filled=_FILLED))
+_LINK = text(
+    _LINK_SQL.format(
+        index_mine=_INDEX_MINE,
+        filled=_FILLED,
+        locked=PENDING_LOCKED.format(of="waiting", how=""),
+    )
+)
 # A job that somebody changed before it was locked is not what the statement that locked it sees.
 _END = text("DELETE FROM embedding_job WHERE ctid = ANY(CAST(CAST(:ended AS text[]) AS tid[]))")
 

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tickmind.identity import embedded_text
 from tickmind.store.locking import share_links
-from tickmind.store.lookups import by_index
+from tickmind.store.lookups import PENDING_LOCKED, by_index
 
 __all__ = ["Claimed", "Job", "claim", "claimable", "park", "release", "renew", "retry_later"]
 
@@ -36,11 +36,18 @@ class Claimed:
 
 # Why they are written as they are: see `lookups`.
 
+# Of jobs that are locked, so there for certain: each of the inserts is an update.
+_UPDATE_MINE = """
+        INSERT INTO embedding_job AS j (space_id, content_hash, due_order)
+        SELECT :space_id, content_hash, 0 FROM mine
+        ON CONFLICT (space_id, content_hash) DO UPDATE"""
+
 # Leased jobs at the head are passed over by SKIP LOCKED while claimed, by lease_until after.
 # A job whose last memory was deleted has no text any more and goes. So does one whose text is
 # embedded by now: a sweep that waited for the storing transaction may have made it once more.
-_CLAIM = text("""
-    WITH head AS MATERIALIZED (
+_CLAIM = text(
+    """
+    WITH mine AS MATERIALIZED (
         SELECT content_hash FROM embedding_job
         WHERE space_id = :space_id AND parked_reason IS NULL
           AND not_before <= clock_timestamp()
@@ -48,10 +55,7 @@ _CLAIM = text("""
         ORDER BY due_order
         LIMIT :most
         FOR UPDATE SKIP LOCKED
-    ), claimed AS (
-        INSERT INTO embedding_job AS j (space_id, content_hash, due_order)
-        SELECT :space_id, content_hash, 0 FROM head
-        ON CONFLICT (space_id, content_hash) DO UPDATE
+    ), claimed AS (@update
         SET attempts = j.attempts + 1, lease_token = :token,
             lease_until = clock_timestamp() + make_interval(secs => :lease_s)
         RETURNING j.content_hash, j.attempts, j.due_order
@@ -68,7 +72,8 @@ _CLAIM = text("""
                           AND e.content_hash = c.content_hash OFFSET 0)
     ) m ON true
     ORDER BY c.due_order, c.content_hash
-""")
+""".replace("@update", _UPDATE_MINE)
+)
 _DROP = text("""
     DELETE FROM embedding_job
     WHERE space_id = :space_id AND content_hash = ANY(CAST(:hashes AS bytea[]))
@@ -120,7 +125,7 @@ async def claimable(session: AsyncSession, space_id: int) -> bool:
 
 
 # Several jobs are locked in the order of their hashes, whoever does it: a batch's leases are
-# renewed while its answer is stored. What is locked is there: each of the inserts is an update.
+# renewed while its answer is stored.
 _MINE = """
     told AS (
         SELECT DISTINCT content_hash, token
@@ -134,10 +139,6 @@ _MINE = """
             FOR UPDATE
         ) AS locked
     )"""
-_UPDATE_MINE = """
-        INSERT INTO embedding_job AS j (space_id, content_hash, due_order)
-        SELECT :space_id, content_hash, 0 FROM mine
-        ON CONFLICT (space_id, content_hash) DO UPDATE"""
 _RENEW = text(
     """
     WITH @mine @update
@@ -208,11 +209,7 @@ _PARK = text(
         ) AS p
         ORDER BY p.memory_id
     ), held AS MATERIALIZED (
-        SELECT waiting.* FROM waiting CROSS JOIN LATERAL (
-            SELECT FROM pending_embedding p
-            WHERE p.memory_id = waiting.memory_id AND p.space_id + 0 = :space_id
-            FOR UPDATE
-        ) AS locked
+        SELECT waiting.* FROM waiting @locked
     ), @mine, job AS (@update
         SET parked_reason = :reason, parked_at = now(), lease_token = NULL, lease_until = NULL
         RETURNING j.content_hash
@@ -222,9 +219,9 @@ _PARK = text(
             SELECT memory_id FROM held WHERE content_hash IN (SELECT content_hash FROM job)))
     )
     SELECT count(*) FROM job
-""".replace("@mine", _MINE.replace("@first", "(SELECT count(*) FROM held) >= 0")).replace(
-        "@update", _UPDATE_MINE
-    )
+""".replace("@mine", _MINE.replace("@first", "(SELECT count(*) FROM held) >= 0"))
+    .replace("@update", _UPDATE_MINE)
+    .replace("@locked", PENDING_LOCKED.format(of="waiting", how=""))
 )
 
 

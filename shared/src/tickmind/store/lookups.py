@@ -24,7 +24,7 @@ from __future__ import annotations
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-__all__ = ["BY_INDEX", "as_it_likes", "by_index", "compare_whole"]
+__all__ = ["BY_INDEX", "PENDING_LOCKED", "as_it_likes", "by_index", "compare_whole"]
 
 #: What a statement that takes a lock may select besides, so that it costs no statement of its own.
 #: Tables without an index for what is asked of them are read in an InitPlan: elsewhere the price
@@ -34,6 +34,12 @@ BY_INDEX = """
     set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
     set_config('enable_sort', 'off', true), set_config('jit', 'off', true)
 """
+#: After rows with a `memory_id`, in their order: those of them that are pending in a space, locked.
+PENDING_LOCKED = """CROSS JOIN LATERAL (
+            SELECT memory_id FROM pending_embedding p
+            WHERE p.memory_id = {of}.memory_id AND p.space_id + 0 = :space_id
+            FOR UPDATE {how}
+        ) AS locked"""
 _BY_INDEX = text(f"SELECT {BY_INDEX}")
 _AS_IT_LIKES = text("""
     SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true),
